@@ -1,0 +1,5 @@
+"""`python -m lumenbox` is `lumenbox`."""
+
+from lumenbox.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""From the values of `up`'s flags to one frozen BoxConfig. The only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lumenbox.config import BoxConfig
+from lumenbox.errors import StartupError
+from lumenbox.models import catalogue
+
+
+def resolve(values: dict[str, Any]) -> BoxConfig:
+    """Decide everything that can be decided before anything is started; may fetch nothing and starts nothing."""
+    if values["devices"] not in ("auto", "cpu"):
+        raise StartupError(f"--devices {values['devices']}: this version serves on cpu only")
+    model = values["model"] or catalogue.catalogue().default
+    workers = values["workers"] or 2
+    return BoxConfig(
+        model=model,
+        model_dir=Path(),
+        served_name=values["served_model_name"] or _short_name(model),
+        workers=workers,
+        host=values["host"],
+        port=values["port"],
+        run_dir=values["run_dir"].absolute(),
+        api_keys=tuple(values["api_keys"]),
+        max_model_len=values["max_model_len"],
+        max_num_seqs=values["max_num_seqs"],
+        max_num_batched_tokens=values["max_num_batched_tokens"],
+        page_size=values["page_size"],
+        kv_pages=values["kv_pages"],
+        kv_bytes=values["kv_cache_memory"],
+        dtype=values["dtype"],
+        exact=values["exact"],
+        seed=values["seed"],
+        max_queue=values["max_queue"],
+        drain_timeout_s=values["drain_timeout"],
+        respawn=not values["no_respawn"],
+        recovery=values["recovery"],
+        generation_config=values["generation_config"],
+        faults=_faults(bool(values["api_keys"]), values["chaos_env"]),
+        threads=_threads(workers),
+        created=int(time.time()),
+    )
+
+
+def _short_name(model: str) -> str:
+    return Path(model).name if os.path.isdir(model) else model
+
+
+def _threads(workers: int) -> int:
+    """Cores for each worker, one left for the coordinator: OpenMP threads that share a core wait for one another."""
+    return max(1, (len(os.sched_getaffinity(0)) - 1) // workers)
+
+
+def _faults(has_key: bool, allowed: bool) -> tuple[str, ...]:
+    specs = tuple(spec.strip() for spec in os.environ.get("LUMENBOX_FAULT", "").split(",") if spec.strip())
+    if specs and has_key and not allowed:
+        raise StartupError("LUMENBOX_FAULT is set beside an API key: unset it, or pass --chaos-env")
+    for spec in specs:
+        if spec.partition(":")[0] not in ("die_on_text", "exit0_at_start", "die_at", "slow_step"):
+            raise click.UsageError(f"LUMENBOX_FAULT: unknown fault {spec!r}")
+    return specs

@@ -1,0 +1,163 @@
+"""How a box comes up and how an incarnation is born: weights, pools, processes and their descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lumenbox.config import BoxConfig
+from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
+from lumenbox.coordinator.link import WorkerLink, socket_pair
+from lumenbox.coordinator.slots import Slot
+from lumenbox.core.ledger import Entry
+from lumenbox.errors import ModelError, StartupError
+from lumenbox.memory import segment, sizing, status
+from lumenbox.memory.layout import LoadReport
+from lumenbox.models.facts import ModelFacts
+from lumenbox.wire import frames, stream
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.box import Box
+
+
+async def load_weights(server: ForkServer, config: BoxConfig) -> tuple[LoadReport, int]:
+    """Have a child fill the weight segment; returns its report and the segment's descriptor."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    log_fd = open_log(config, "loader")
+    spec = {
+        "model_dir": str(config.model_dir),
+        "dtype": config.dtype,
+        "exact": config.exact,
+        "page_size": config.page_size,
+        "threads": config.threads,
+    }
+    with ours:
+        try:
+            with theirs:
+                child = await server.fork("loader", [theirs.fileno(), log_fd], spec)
+            return await asyncio.to_thread(_receive_load, ours)
+        except ForkServerGone:
+            raise StartupError("the fork server died while starting; see the logs in the run directory") from None
+        finally:
+            os.close(log_fd)
+            if "child" in locals():
+                os.close(child.pidfd)
+
+
+def _receive_load(sock: socket.socket) -> tuple[LoadReport, int]:
+    flag, fds, _, _ = socket.recv_fds(sock, 1, 1)
+    splitter = stream.Splitter()
+    messages: list[bytes] = []
+    while not messages and (data := sock.recv(1 << 20)):
+        messages = splitter.feed(data)
+    if flag == b"!" and messages:
+        raise ModelError(messages[0].decode())
+    if not messages or not fds:
+        raise ModelError("the loader died before it was done; its log is loader.log in the run directory")
+    os.set_inheritable(fds[0], False)
+    return msgspec.msgpack.decode(messages[0], type=LoadReport), fds[0]
+
+
+def num_pages(config: BoxConfig, facts: ModelFacts, report: LoadReport) -> int:
+    """Pages of one worker's pool: as asked for, but never more than its sequences can fill."""
+    if config.kv_pages is not None:
+        return config.kv_pages
+    context = min(config.max_model_len or facts.context_length, facts.context_length)
+    useful = config.max_num_seqs * (-(-context // config.page_size) + 1)
+    pages = min(useful, config.kv_bytes // report.page.page_bytes)
+    if pages < 2:
+        raise StartupError(
+            f"--kv-cache-memory {config.kv_bytes} holds less than two pages of {report.page.page_bytes} bytes; raise it"
+        )
+    return pages
+
+
+def bound_context(config: BoxConfig, facts: ModelFacts, report: LoadReport) -> int:
+    """Longest prompt + answer: the least of the model's context, the flag, and what one pool holds."""
+    pool = num_pages(config, facts, report) * config.page_size
+    return min(facts.context_length, pool, config.max_model_len or facts.context_length)
+
+
+async def allocate_pools(config: BoxConfig, report: LoadReport, facts: ModelFacts, slots: list[Slot]) -> None:
+    """Allocate every slot's KV pool, after checking that they fit together."""
+    size = num_pages(config, facts, report) * report.page.page_bytes
+    sizing.require(size * len(slots), f"{len(slots)} KV pools", "lower --kv-cache-memory or --workers")
+    fds = await asyncio.gather(
+        *(asyncio.to_thread(segment.create, f"lumenbox-kv-{slot.worker}", size) for slot in slots)
+    )
+    for slot, fd in zip(slots, fds, strict=True):
+        slot.pool_fd = fd
+
+
+async def give_birth(box: Box, slot: Slot, incarnation: int, keep_pool: bool, server: ForkServer) -> None:
+    """Fork the incarnation and send it all it needs; Ready follows on its link."""
+    assert box.report is not None
+    ours, theirs = socket_pair()
+    status_fd = segment.create(f"lumenbox-status-{slot.worker}", status.PAGE_BYTES)
+    log_fd = open_log(box.config, f"worker-{slot.worker}")
+    try:
+        fds = [theirs.fileno(), log_fd, status_fd, box.weight_fd, slot.pool_fd]
+        child = await server.fork("worker", fds, {})
+        page = segment.attach(status_fd)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(log_fd)
+        os.close(status_fd)
+    slot.link = WorkerLink(slot.worker, incarnation, ours, page, child, box.on_frame, box.on_exit)
+    returning, slot.returning = slot.returning, []
+    slot.link.send(_boot(box, slot, incarnation, returning if keep_pool else [], keep_pool))
+
+
+def _boot(box: Box, slot: Slot, incarnation: int, returning: list[int], keep_pool: bool) -> frames.Boot:
+    config, report, mirror = box.config, box.report, slot.mirror
+    assert report is not None
+    entries = [box.ledger.entries[rid] for rid in returning if rid in box.ledger.entries]
+    adopted = [
+        placed(entry, page_table=mirror.tables[entry.rid], num_computed=mirror.computed[entry.rid]) for entry in entries
+    ]
+    mirror.keep_only({entry.rid for entry in entries})
+    return frames.Boot(
+        worker=slot.worker,
+        incarnation=incarnation,
+        model_dir=str(config.model_dir),
+        report=report,
+        limits=frames.SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, box.max_model_len),
+        device="cpu",
+        faults=list(config.faults),
+        adopted=adopted,
+        hashed=list(mirror.hashes.items()) if keep_pool else [],
+    )
+
+
+def placed(
+    entry: Entry, poison: bool = False, page_table: list[int] | None = None, num_computed: int = 0
+) -> frames.Placed:
+    """A request as it travels to a worker."""
+    return frames.Placed(
+        entry.rid,
+        entry.epoch,
+        entry.params,
+        entry.tokens,
+        entry.num_prompt,
+        page_table or [],
+        num_computed,
+        entry.priority,
+        poison,
+    )
+
+
+def open_log(config: BoxConfig, name: str) -> int:
+    """Descriptor of a child's log in the run directory, private and appended to."""
+    return os.open(config.run_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def killed_for_memory(link: WorkerLink) -> bool:
+    """Whether the cgroup's out-of-memory killer has struck since the worker was born."""
+    return sizing.oom_kills() > link.oom_kills_at_birth

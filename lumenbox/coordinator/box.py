@@ -1,0 +1,457 @@
+"""The box: tells the core what happens, performs what it commands, and moves tokens from frames to streams.
+
+Everything here runs on one event loop and never blocks it. Decisions are the core's (lumenbox.core.machine).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+import msgspec
+
+from lumenbox.config import BoxConfig
+from lumenbox.coordinator import births, documents
+from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
+from lumenbox.coordinator.link import WorkerLink
+from lumenbox.coordinator.live_stream import LiveStream
+from lumenbox.coordinator.slots import Slot
+from lumenbox.coordinator.streams import GenerationSpec, ModelInfo
+from lumenbox.coordinator.telling import EventLog, Recoveries
+from lumenbox.core import commands as c
+from lumenbox.core import events as e
+from lumenbox.core.commands import AnyCommand
+from lumenbox.core.events import AnyEvent
+from lumenbox.core.ledger import Entry, Ledger
+from lumenbox.core.machine import PLANNED_CAUSES, Core
+from lumenbox.core.state import CoreConfig, WorkerPhase
+from lumenbox.errors import LumenboxError, RequestError
+from lumenbox.journal import Journal
+from lumenbox.memory.layout import LoadReport
+from lumenbox.models.facts import ModelFacts
+from lumenbox.wire import frames
+
+log = logging.getLogger("lumenbox")
+
+CRASH_SIGNALS = {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP,
+}  # fmt: skip
+REFUSALS = {
+    "queue_full": (429, "the queue is full; try again later"),
+    "loading": (503, "the box is loading; try again shortly"),
+    "draining": (503, "the box is shutting down"),
+    "no_worker": (503, "no worker is left to serve this"),
+}
+LOSSES = {
+    "worker_lost": (503, "the worker serving this request was lost and the request cannot go on"),
+    "worker_died": (500, "this request was running whenever its worker crashed, and is not tried again"),
+}
+
+
+class Box:
+    """See module docstring. Implements `streams.Service`. Make it on the running loop, `start` it, `close` it."""
+
+    def __init__(
+        self,
+        config: BoxConfig,
+        facts: ModelFacts,
+        token_bytes: Sequence[bytes],
+        new_fork_server: Callable[[], ForkServer],
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.events = EventLog()
+        self.recoveries = Recoveries()
+        self.ledger = Ledger(token_bytes)
+        self.slots = [Slot(worker) for worker in range(config.workers)]
+        self.counters = {"aborts": 0, "finished": 0, "failed": 0}
+        self.started = time.monotonic()
+        self.report: LoadReport | None = None
+        self.weight_fd = -1
+        self.endpoint = ""
+        self.ended: asyncio.Future[c.Exit] = asyncio.get_running_loop().create_future()
+        self._token_bytes = token_bytes
+        self._streams: dict[int, LiveStream] = {}
+        self._names: dict[int, str] = {}
+        self._new_fork_server = new_fork_server
+        self._next_rid = 1
+        self._seeds = random.Random(config.seed)
+        self._tasks: asyncio.TaskGroup
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._poison_text = next((f.partition(":")[2] for f in config.faults if f.startswith("die_on_text:")), None)
+        self._changed = asyncio.Event()
+        self.core = Core(
+            CoreConfig(
+                workers=config.workers,
+                page_size=config.page_size,
+                max_queue=config.max_queue,
+                max_model_len=config.max_model_len or facts.context_length,
+                recovery=config.recovery,
+                respawn=config.respawn,
+            )
+        )
+        self.journal = Journal(config.run_dir / "journal")
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, fork_server: ForkServer, tasks: asyncio.TaskGroup) -> None:
+        """Load the model and bring up every worker. Raises StartupError; the box is ready when this returns."""
+        self._tasks = tasks
+        self._adopt_server(fork_server)
+        self.report, self.weight_fd = await births.load_weights(fork_server, self.config)
+        self.max_model_len = births.bound_context(self.config, self.facts, self.report)
+        if not self.report.exact and self.config.exact == "auto":
+            log.warning("exact mode is off: %s", self.report.inexact_reason)
+        await births.allocate_pools(self.config, self.report, self.facts, self.slots)
+        await asyncio.gather(*(self._give_birth(slot, 1, keep_pool=False) for slot in self.slots))
+        await self.until(lambda: self.core.state.has_served or self.ended.done())
+
+    def close(self) -> None:
+        """Kill what is left and give everything back."""
+        for handle in self._timers.values():
+            handle.cancel()
+        for slot in self.slots:
+            if slot.link is not None:
+                slot.link.kill()
+            slot.close()
+        if self.weight_fd >= 0:
+            os.close(self.weight_fd)
+            self.weight_fd = -1
+        if hasattr(self, "_fork_server"):
+            self._fork_server.close()
+        self.journal.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a change of the core makes the condition true."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- streams.Service -----------------------------------------------------------------------------------------
+
+    max_model_len = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        length = self.max_model_len or self.config.max_model_len or self.facts.context_length
+        return ModelInfo(self.config.served_name, length, self.facts.vocab_size, self.config.created)
+
+    def submit(self, spec: GenerationSpec) -> LiveStream:
+        """See `streams.Service.submit`."""
+        seed = self._seeds.getrandbits(63) if spec.seed is None else spec.seed
+        entries = [self._open_entry(spec, prompt, seed, choice) for prompt in spec.prompts for choice in range(spec.n)]
+        stream = LiveStream(entries, spec.n, self._abandon)
+        self._streams.update((entry.rid, stream) for entry in entries)
+        news = tuple(e.NewRequest(x.rid, x.num_prompt, x.params.max_tokens) for x in entries)
+        answer = self.tell(e.RequestArrived(time.monotonic(), news, spec.priority))
+        if isinstance(answer[0], c.Refuse):
+            status, message = REFUSALS[answer[0].code]
+            raise RequestError(message, status=status, code=answer[0].code, retry_after_s=answer[0].retry_after_s)
+        return stream
+
+    def state(self) -> dict[str, Any]:
+        """See `streams.Service.state`."""
+        return documents.state(self)
+
+    def _open_entry(self, spec: GenerationSpec, prompt: list[int], seed: int, choice: int) -> Entry:
+        rid, self._next_rid = self._next_rid, self._next_rid + 1
+        params = msgspec.structs.replace(spec.params, seed=seed, choice=choice)
+        return self.ledger.open(rid, params, prompt, spec.stop, spec.include_stop, spec.priority)
+
+    def _abandon(self, rids: list[int]) -> None:
+        for rid in rids:
+            if rid in self.ledger.entries:
+                self.counters["aborts"] += 1
+                self._forget(rid)
+                self.tell(e.ClientGone(time.monotonic(), rid))
+
+    def _forget(self, rid: int) -> None:
+        self.ledger.close(rid)
+        self._streams.pop(rid, None)
+        self.recoveries.gone(rid)
+
+    # -- core ----------------------------------------------------------------------------------------------------
+
+    def tell(self, event: AnyEvent) -> list[AnyCommand]:
+        """Hand an event to the core and perform its answer."""
+        commands = self.journal.append(self.core, event)
+        for command in commands:
+            self._perform(command)
+        if commands:
+            self._changed.set()
+        return commands
+
+    def _perform(self, command: AnyCommand) -> None:
+        match command:
+            case c.Assign():
+                self._assign(command)
+            case c.Cancel(worker=worker, req=req, epoch=epoch) | c.MoveOut(worker=worker, req=req, epoch=epoch):
+                self._send(worker, frames.Cancel(req, epoch))
+            case c.Refuse(reqs=reqs):
+                for req in reqs:
+                    self._forget(req)
+            case c.EndStream(req=req, code=code):
+                self._end_stream(req, code)
+            case c.Fence():
+                self._tasks.create_task(self._fence(command))
+            case c.Spawn(worker=worker, incarnation=incarnation, keep_pool=keep_pool):
+                self._spawn(self.slots[worker], incarnation, keep_pool)
+            case c.SetTimer(name=name, at=at):
+                self._set_timer(name, at)
+            case c.Changed(worker=worker, state=state, why=why):
+                self._tell_change(worker, state, why)
+            case c.Planned():
+                pass  # told by _fence, which has the times
+            case c.Exit():
+                if not self.ended.done():
+                    self.ended.set_result(command)
+            case _:
+                assert_never(command)
+
+    def _send(self, worker: int, message: frames.ToWorker) -> None:
+        link = self.slots[worker].link
+        if link is not None:
+            link.send(message)
+
+    def _assign(self, command: c.Assign) -> None:
+        entry = self.ledger.entries[command.req]
+        if command.epoch > entry.epoch:
+            entry.epoch = command.epoch
+            entry.recoveries += 1
+            self._streams[entry.rid].recoveries += 1
+        slot = self.slots[command.worker]
+        if command.way == "reattach":
+            slot.returning.append(entry.rid)
+        else:
+            self._send(command.worker, frames.Assign(births.placed(entry, self._is_poison(entry))))
+
+    def _is_poison(self, entry: Entry) -> bool:
+        if self._poison_text is None:
+            return False
+        text = b"".join(self._token_bytes[token] for token in entry.tokens[: entry.num_prompt])
+        return self._poison_text.encode() in text
+
+    def _end_stream(self, req: int, code: str) -> None:
+        status, message = LOSSES[code]
+        stream = self._streams[req]
+        self.counters["failed"] += 1
+        self._forget(req)
+        retry = 1 if status == 503 else None
+        stream.failed(req, RequestError(message, status=status, code=code, retry_after_s=retry))
+
+    def _set_timer(self, name: str, at: float) -> None:
+        if (old := self._timers.pop(name, None)) is not None:
+            old.cancel()
+        self._timers[name] = self._loop.call_later(max(0.0, at - time.monotonic()), self._timer_fired, name)
+
+    def _timer_fired(self, name: str) -> None:
+        del self._timers[name]
+        self.tell(e.TimerFired(time.monotonic(), name))
+
+    def _tell_change(self, worker: int, state: str, why: str) -> None:
+        kinds = {"ready": "worker_ready", "dead": "worker_dead", "quarantined": "quarantine", "drained": "drain"}
+        self.events.add(kinds.get(state, f"worker_{state}"), worker=worker, why=why)
+        if state in kinds:
+            log.info("worker %d %s%s", worker, state, f" ({why})" if why else "")
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def on_frame(self, link: WorkerLink, message: frames.FromWorker) -> None:
+        """A whole message of a worker."""
+        slot = self.slots[link.worker]
+        if slot.link is not link:
+            return
+        match message:
+            case frames.Step():
+                self._commit(slot, link, message)
+            case frames.Ready():
+                self._worker_ready(slot, link, message)
+            case frames.Failed(reason=reason):
+                link.failure = reason
+                log.error("worker %d: %s", link.worker, reason)
+
+    def _worker_ready(self, slot: Slot, link: WorkerLink, message: frames.Ready) -> None:
+        link.ready = True
+        self.tell(e.WorkerReady(time.monotonic(), slot.worker, link.incarnation, message.num_pages, message.pool_kept))
+        self.recoveries.reborn(slot.worker)
+
+    def _commit(self, slot: Slot, link: WorkerLink, step: frames.Step) -> None:
+        """One step happened: mirror, ledger, streams, core, in this order."""
+        now = time.monotonic()
+        slot.last_step = step
+        slot.mirror.apply(step)
+        for rid, epoch, cached in step.admitted:
+            self._admitted(now, slot.worker, rid, epoch, cached)
+        endings = {rid: reason for rid, _, reason in step.finished}
+        for rid, epoch, drawn in step.tokens:
+            self._drawn(now, slot, rid, epoch, drawn, endings.get(rid))
+        for rid, epoch in step.dropped:
+            if (entry := self.ledger.entries.get(rid)) is not None:
+                self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
+        if step.seconds:
+            shape = (step.decodes, step.prefill_tokens, step.context_tokens)
+            event = e.StepCommitted(
+                now, slot.worker, link.incarnation, step.step, *shape, step.seconds, step.free_pages
+            )
+            self.tell(event)
+            slot.tokens += len(step.tokens)
+            slot.tokens_per_s += 0.1 * (len(step.tokens) / step.seconds - slot.tokens_per_s)
+
+    def _admitted(self, now: float, worker: int, rid: int, epoch: int, cached: int) -> None:
+        entry = self.ledger.entries.get(rid)
+        if entry is not None and entry.cached is None:
+            entry.cached = min(cached, entry.num_prompt)
+        self.tell(e.Admitted(now, worker, rid, epoch, cached))
+
+    def _drawn(self, now: float, slot: Slot, rid: int, epoch: int, drawn: list[Any], reason: str | None) -> None:
+        stream = self._streams.get(rid)
+        gain = self.ledger.extend(rid, epoch, drawn, reason)
+        if gain is None or stream is None:
+            return
+        entry = self.ledger.entries[rid]
+        slot.mirror.sampled(rid, len(entry.tokens))
+        if entry.recoveries:
+            self.recoveries.first_token(rid, slot.worker, stream.last_news)
+        stream.gained(entry, gain)
+        if gain.finish_reason is not None:
+            self.counters["finished"] += 1
+            self._forget(rid)
+            ended = e.ClientGone(now, rid) if gain.stopped else e.RequestFinished(now, rid, entry.num_generated)
+            self.tell(ended)
+
+    # -- failure -------------------------------------------------------------------------------------------------
+
+    def on_exit(self, link: WorkerLink, evidence: str) -> None:
+        """The kernel, or garbage in its socket, says that a worker is at its end."""
+        if self.slots[link.worker].link is link:
+            self.tell(e.WorkerExiting(time.monotonic(), link.worker, link.incarnation, evidence))
+
+    async def _fence(self, command: c.Fence) -> None:
+        """Fence, settle, plan: DESIGN §5.2-4."""
+        slot = self.slots[command.worker]
+        link = slot.link
+        noticed = time.monotonic()
+        failed = noticed
+        if link is None:  # it was never born
+            self._settle(slot, command, command.cause, own_making=True)
+            return
+        if (status := link.status()) is not None and status.since_ns:
+            failed = min(noticed, max(status.since_ns / 1e9, link.born))
+        stopped = link.is_stopped()
+        await link.fenced()
+        link.read_out()
+        fenced = time.monotonic()
+        cause, own_making = await self._judge(link, command.cause, stopped)
+        slot.link = None
+        plan = self._settle(slot, command, cause, own_making)
+        self._tell_recovery(slot, plan, (noticed, failed, fenced, time.monotonic()))
+        link.close()
+
+    async def _judge(self, link: WorkerLink, cause: str, stopped: bool) -> tuple[str, bool]:
+        """The cause for the report, and whether the death speaks against the worker or its requests."""
+        if cause in PLANNED_CAUSES or cause == "slow":
+            return cause, False
+        if cause == "hang":
+            return cause, not (stopped or link.disturbed)
+        status = link.exit_status()
+        if status is None:
+            done, _ = await asyncio.wait([link.child.status], timeout=1.0)
+            status = link.child.status.result() if done else None
+        if status is None or link.disturbed:
+            return "signal", False
+        if status < 0:
+            return "signal", -status in CRASH_SIGNALS or births.killed_for_memory(link)
+        return "exit", True
+
+    def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
+        interrupted = tuple(
+            e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
+            for rid in self.core.state.workers[slot.worker].requests
+            if (entry := self.ledger.entries.get(rid)) is not None
+        )
+        event = e.Settled(time.monotonic(), command.worker, command.incarnation, cause, own_making, False, interrupted)
+        answer = self.tell(event)
+        return next(command for command in answer if isinstance(command, c.Planned))
+
+    def _tell_recovery(self, slot: Slot, plan: c.Planned, times: tuple[float, float, float, float]) -> None:
+        report = self.recoveries.open(plan, *times)
+        for rid, way, heir in plan.ways:
+            entry = self.ledger.entries.get(rid)
+            if entry is not None:
+                kept = slot.mirror.computed.get(rid, 0) if way == "reattach" else 0
+                report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept)
+        self.events.add(
+            "recovery", worker=plan.worker, cause=plan.cause, report=report.document["id"], requests=len(plan.ways)
+        )
+        log.info("worker %d lost (%s): %d requests go on", plan.worker, plan.cause, len(plan.ways))
+
+    # -- births --------------------------------------------------------------------------------------------------
+
+    def _spawn(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
+        if keep_pool:
+            slot.mirror.keep_only(set(slot.returning))
+        else:
+            slot.mirror.clear()
+        self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
+
+    async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
+        """Start an incarnation; what goes wrong before it is ready is told like any other death."""
+        while not self.ended.done():
+            try:
+                await births.give_birth(self, slot, incarnation, keep_pool, self._fork_server)
+                return
+            except ForkServerGone:
+                continue  # _server_died has put another in its place, or ended the box
+            except (OSError, LumenboxError) as error:
+                self.tell(e.SpawnFailed(time.monotonic(), slot.worker, incarnation, str(error)))
+                return
+
+    def _adopt_server(self, server: ForkServer) -> None:
+        self._fork_server = server
+        server.on_death = self._server_died
+        if not hasattr(server, "warm"):
+            server.attach()
+
+    def _server_died(self, server: ForkServer) -> None:
+        """Its children are killed by the kernel and recovered one by one; they need a new one to be forked from."""
+        if server is not self._fork_server or self.ended.done():
+            return
+        log.warning("the fork server died; starting another")
+        self.events.add("fork_server_dead")
+        if server.was_warm:
+            self._adopt_server(self._new_fork_server())
+        else:
+            self._perform(c.Exit(1, "the fork server cannot start; its log is fork-server.log in the run directory"))
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def ask(self, verb: str, worker: int = -1) -> None:
+        """An operator's wish."""
+        self.tell(e.OperatorAsked(time.monotonic(), verb, worker))
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that serve."""
+        return sum(1 for worker in self.core.state.workers.values() if worker.phase == WorkerPhase.READY)
+
+    async def drained(self) -> None:
+        """Until no request is left."""
+        await self.until(lambda: not self.core.state.requests)
+
+    def fail_all(self) -> None:
+        """End every open stream with an error event."""
+        for rid in list(self.ledger.entries):
+            self._end_stream(rid, "worker_lost")
+
+    def beat(self) -> None:
+        """Once a second: keep silent streams alive."""
+        now = time.monotonic()
+        for stream in set(self._streams.values()):
+            stream.beat(now)

@@ -1,0 +1,83 @@
+"""The JSON that the box shows of itself (CONTRACT §2)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from lumenbox.coordinator.slots import Slot
+from lumenbox.core.state import Worker, WorkerPhase
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.box import Box
+
+
+def state(box: Box) -> dict[str, Any]:
+    """The document of `status --json` and of /lumenbox/state."""
+    workers = [_worker(box, slot) for slot in box.slots]
+    running = sum(row["running"] for row in workers)
+    return {
+        "schema": 1,
+        "endpoint": box.endpoint,
+        "pid": os.getpid(),
+        "model": box.config.served_name,
+        "recovery": box.config.recovery,
+        "uptime_s": round(time.monotonic() - box.started, 3),
+        "state": box_state(box),
+        "page_size": box.config.page_size,
+        "max_model_len": box.max_model_len,
+        "exact": bool(box.report and box.report.exact),
+        "numeric_class": box.report.numeric_class if box.report else "",
+        "counters": {
+            "aborts": box.counters["aborts"],
+            "generated_tokens": box.ledger.generated_tokens,
+            "worker_deaths": box.core.state.deaths,
+            "preemptions": sum(slot.last_step.preemptions for slot in box.slots if slot.last_step),
+        },
+        "workers": workers,
+        "requests": {
+            "running": running,
+            "waiting": len(box.core.state.requests) - running,
+            "finished": box.counters["finished"],
+            "failed": box.counters["failed"],
+        },
+        "checkpoint": {"coverage": 0.0, "holder_balance": 0.0, "lag_tokens": 0},
+        "assist": {"active": 0, "acceptance": None},
+    }
+
+
+def box_state(box: Box) -> str:
+    """One word for the whole box: ready only if every slot serves."""
+    phases = [worker.phase for worker in box.core.state.workers.values()]
+    if box.core.state.closing:
+        return "draining"
+    if all(phase == WorkerPhase.READY for phase in phases):
+        return "ready"
+    if WorkerPhase.READY in phases:
+        return "degraded"
+    return "dead" if box.core.state.has_served else "loading"
+
+
+def _worker(box: Box, slot: Slot) -> dict[str, Any]:
+    worker: Worker = box.core.state.workers[slot.worker]
+    step = slot.last_step
+    busy = bool(worker.requests)
+    return {
+        "id": slot.worker,
+        "state": worker.phase.value,
+        "pid": slot.link.pid if slot.link else None,
+        "incarnation": worker.incarnation,
+        "device": "cpu",
+        "running": len(worker.requests) - len(worker.backlog),
+        "waiting": len(worker.backlog),
+        "pages_used": slot.mirror.pages_used,
+        "pages_cached": slot.mirror.pages_cached,
+        "pages_total": worker.pages,
+        "restarts": worker.restarts,
+        "arena_pages": 0,
+        "arena_budget_pages": 0,
+        "step_ms": round(1000 * step.seconds, 3) if step else 0.0,
+        "tokens": slot.tokens,
+        "tokens_per_s": round(slot.tokens_per_s, 1) if busy else 0.0,
+    }

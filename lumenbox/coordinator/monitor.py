@@ -1,0 +1,66 @@
+"""The watch: looks at each worker's heartbeat and at the kernel's view of it, and tells the core of breaches only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from lumenbox.core import events as e
+from lumenbox.core.cost import Shape
+from lumenbox.core.health import deadline_s
+from lumenbox.memory.status import Phase, Status
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.box import Box
+    from lumenbox.coordinator.link import WorkerLink
+
+PERIOD_S = 0.01
+LATE_S = 0.1
+"""A look that comes so late says more about the coordinator than about its workers: sockets are read first."""
+IDLE_DEADLINE_S = 1.0
+"""A worker that has been given work begins with it within this time."""
+BIRTH_DEADLINE_S = 60.0
+
+
+async def watch(box: Box) -> None:
+    """Look at every worker, a hundred times a second, for ever."""
+    due = time.monotonic()
+    while True:
+        due = max(due + PERIOD_S, time.monotonic())
+        await asyncio.sleep(due - time.monotonic())
+        if time.monotonic() - due > LATE_S:
+            await asyncio.sleep(0)  # a turn of the loop, in which every socket is read
+            continue
+        for slot in box.slots:
+            if slot.link is not None:
+                _look(box, slot.link)
+
+
+def _look(box: Box, link: WorkerLink) -> None:
+    if link.is_exiting():
+        box.on_exit(link, "exiting")
+        return
+    status = link.status()
+    if status is None:
+        return
+    late = _late_s(box, link, status)
+    if late > 0:
+        box.tell(e.StepOverdue(time.monotonic(), link.worker, link.incarnation, status.step, late))
+
+
+def _late_s(box: Box, link: WorkerLink, status: Status) -> float:
+    """How far a worker is beyond its deadline; waiting for a core is not held against it."""
+    now = time.monotonic()
+    worker = box.core.state.workers[link.worker]
+    since = status.since_ns / 1e9
+    if not link.ready:
+        late = now - link.born - BIRTH_DEADLINE_S
+    elif status.phase == Phase.COMPUTE:
+        shape = Shape(status.decodes, status.prefill_tokens, status.context_tokens)
+        late = now - since - deadline_s(worker.model, shape)
+    elif status.phase == Phase.IDLE and worker.requests:
+        late = now - max(since, link.last_assign) - IDLE_DEADLINE_S
+    else:
+        return 0.0
+    return late - link.waited_s(status.tid, status.waited_ns) if late > 0 else 0.0

@@ -1,0 +1,35 @@
+"""One worker slot as the shell sees it: what outlives the incarnations (pool, mirror), and the one that lives now."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from lumenbox.coordinator.link import WorkerLink
+from lumenbox.core.mirror import PoolMirror
+from lumenbox.wire import frames
+
+
+@dataclass(slots=True)
+class Slot:
+    """Owner of the slot's KV-pool descriptor."""
+
+    worker: int
+    pool_fd: int = -1
+    mirror: PoolMirror = field(default_factory=PoolMirror)
+    link: WorkerLink | None = None
+    returning: list[int] = field(default_factory=list)
+    """Requests that the next incarnation re-attaches to."""
+    last_step: frames.Step | None = None
+    tokens: int = 0
+    """Generated on this slot, over all incarnations."""
+    tokens_per_s: float = 0.0
+
+    def close(self) -> None:
+        """Give the pool back."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        if self.pool_fd >= 0:
+            os.close(self.pool_fd)
+            self.pool_fd = -1

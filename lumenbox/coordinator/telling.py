@@ -1,0 +1,144 @@
+"""What the box tells about itself: numbered events for `lumenbox events`, one report a recovery for `lumenbox report`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+from lumenbox.core.commands import Planned
+
+KEPT_EVENTS = 4096
+KEPT_REPORTS = 256
+WAY_NAMES = {"hold": "recompute", "end": "recompute"}
+
+
+class EventLog:
+    """The last events, numbered from 1, and a way to wait for more."""
+
+    def __init__(self) -> None:
+        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._seq = 0
+        self._more = asyncio.Event()
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Tell an event."""
+        self._seq += 1
+        self._events.append({"seq": self._seq, "t": time.time(), "kind": kind, **fields})
+        self._more.set()
+
+    def since(self, seq: int) -> list[dict[str, Any]]:
+        """Events with a larger number."""
+        return [event for event in self._events if event["seq"] > seq]
+
+    async def wait(self) -> None:
+        """Until another event is told."""
+        self._more.clear()
+        await self._more.wait()
+
+
+class Recovery:
+    """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None."""
+
+    def __init__(
+        self, number: int, plan: Planned, noticed: float, failed: float, fenced: float, settled: float
+    ) -> None:
+        now = time.monotonic()
+        self._failed = failed
+        self._open: dict[int, dict[str, Any]] = {}
+        self.worker = plan.worker
+        self.document: dict[str, Any] = {
+            "schema": 1,
+            "id": number,
+            "worker": plan.worker,
+            "incarnation": plan.incarnation,
+            "cause": plan.cause,
+            "strategy": plan.strategy,
+            "t_failed": time.time() - (now - failed),
+            "detect_s": noticed - failed,
+            "fence_s": fenced - noticed,
+            "plan_s": now - settled,
+            "restore_s": None,
+            "tail_prefill_s": None,
+            "first_token_s": None,
+            "respawn_s": None,
+            "recovered_s": None,
+            "requests": [],
+            "lost_tokens": 0,
+            "duplicated_tokens": 0,
+            "failed_requests": sum(1 for _, way, _ in plan.ways if way == "end"),
+        }
+
+    def interrupted(self, rid: int, name: str, way: str, heir: int, tokens: int, kept: int) -> None:
+        """Enter one interrupted request: its way, and how many of its tokens need not be computed again."""
+        row = {
+            "id": name,
+            "way": WAY_NAMES.get(way, way),
+            "from_worker": self.worker,
+            "to_worker": heir if heir >= 0 else None,
+            "tokens_before": tokens,
+            "restored_tokens": 0,
+            "recomputed_tokens": tokens - kept,
+            "stall_s": None,
+        }
+        self.document["requests"].append(row)
+        self._open[rid] = row
+
+    def first_token(self, rid: int, heir: int, last_token: float) -> None:
+        """An interrupted request draws its next token; `last_token` is when its client had the one before."""
+        row = self._open.pop(rid, None)
+        if row is None:
+            return
+        now = time.monotonic()
+        row["to_worker"], row["stall_s"] = heir, now - last_token
+        if self.document["first_token_s"] is None:
+            self.document["first_token_s"] = now - self._failed
+        self._close_if_done(now)
+
+    def gone(self, rid: int) -> None:
+        """An interrupted request ended, by its client or by an error."""
+        if self._open.pop(rid, None) is not None:
+            self._close_if_done(time.monotonic())
+
+    def reborn(self) -> None:
+        """The next incarnation is ready."""
+        if self.document["respawn_s"] is None:
+            self.document["respawn_s"] = time.monotonic() - self._failed
+
+    def _close_if_done(self, now: float) -> None:
+        if not self._open:
+            self.document["recovered_s"] = now - self._failed
+
+
+class Recoveries:
+    """The last recoveries, by number."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Recovery] = deque(maxlen=KEPT_REPORTS)
+        self._count = 0
+
+    def open(self, plan: Planned, noticed: float, failed: float, fenced: float, settled: float) -> Recovery:
+        """Begin a report when the plan stands."""
+        self._count += 1
+        recovery = Recovery(self._count, plan, noticed, failed, fenced, settled)
+        self._kept.append(recovery)
+        return recovery
+
+    def first_token(self, rid: int, heir: int, last_token: float) -> None:
+        for recovery in self._kept:
+            recovery.first_token(rid, heir, last_token)
+
+    def gone(self, rid: int) -> None:
+        for recovery in self._kept:
+            recovery.gone(rid)
+
+    def reborn(self, worker: int) -> None:
+        for recovery in self._kept:
+            if recovery.worker == worker:
+                recovery.reborn()
+
+    def find(self, which: str) -> dict[str, Any] | None:
+        """The report of that number, or the last one."""
+        wanted = [r.document for r in self._kept if which in ("last", str(r.document["id"]))]
+        return wanted[-1] if wanted else None

@@ -1,0 +1,1 @@
+"""All decisions of lumenbox: pure, told by events, answering with commands. See README.md beside this file."""

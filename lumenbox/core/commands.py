@@ -1,0 +1,100 @@
+"""What the core answers with. The shell performs them in order; none of them can fail for the core."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all commands."""
+
+
+class Refuse(Command, frozen=True, tag=True, array_like=True):
+    """The arriving requests are not taken: `code` queue_full (429) or loading, draining, no_worker (503)."""
+
+    reqs: tuple[int, ...]
+    code: str
+    retry_after_s: int
+
+
+class Assign(Command, frozen=True, tag=True, array_like=True):
+    """The worker owns the request from now on, under `epoch`. `way`: new, recompute, reattach."""
+
+    worker: int
+    req: int
+    epoch: int
+    way: str
+
+
+class Cancel(Command, frozen=True, tag=True, array_like=True):
+    """The worker is to forget the request."""
+
+    worker: int
+    req: int
+    epoch: int
+
+
+class MoveOut(Command, frozen=True, tag=True, array_like=True):
+    """The worker is to let go of the request; MovedOut follows, unless it ends or the worker dies first."""
+
+    worker: int
+    req: int
+    epoch: int
+
+
+class EndStream(Command, frozen=True, tag=True, array_like=True):
+    """The request cannot go on: `code` worker_lost (503) or worker_died (500, a poison request)."""
+
+    req: int
+    code: str
+
+
+class Fence(Command, frozen=True, tag=True, array_like=True):
+    """Make sure that the incarnation runs no more user code, read its socket out, then tell Settled."""
+
+    worker: int
+    incarnation: int
+    cause: str
+
+
+class Spawn(Command, frozen=True, tag=True, array_like=True):
+    """Start the next incarnation; it continues on the KV pool if `keep_pool`. WorkerReady or SpawnFailed follows."""
+
+    worker: int
+    incarnation: int
+    keep_pool: bool
+
+
+class SetTimer(Command, frozen=True, tag=True, array_like=True):
+    """TimerFired(name) at `at`; a timer set again moves."""
+
+    name: str
+    at: float
+
+
+class Changed(Command, frozen=True, tag=True, array_like=True):
+    """A worker's state changed; for events, the TUI and metrics."""
+
+    worker: int
+    state: str
+    why: str
+
+
+class Planned(Command, frozen=True, tag=True, array_like=True):
+    """A recovery was decided: the way of each interrupted request, (req, way, heir or -1)."""
+
+    worker: int
+    incarnation: int
+    cause: str
+    strategy: str
+    ways: tuple[tuple[int, str, int], ...]
+
+
+class Exit(Command, frozen=True, tag=True, array_like=True):
+    """The box ends with this exit code."""
+
+    code: int
+    why: str
+
+
+AnyCommand = Refuse | Assign | Cancel | MoveOut | EndStream | Fence | Spawn | SetTimer | Changed | Planned | Exit

@@ -1,0 +1,420 @@
+"""The state machine that decides everything: `handle(event) -> [command]` is the only way to change its state.
+
+It reads like DESIGN §5: noticed (`_exiting`, `_overdue`), fenced and settled (`_settled`), planned (`recovery`),
+reborn (`_ready`). Who owns a request at any moment is in `state.RequestPhase`; what a worker may become next in
+`state.TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from lumenbox.core import commands as c
+from lumenbox.core import events as e
+from lumenbox.core import health, recovery
+from lumenbox.core.commands import AnyCommand
+from lumenbox.core.cost import Shape
+from lumenbox.core.routing import least_wait, predicted_wait_s
+from lumenbox.core.state import (
+    SERVING,
+    TRANSITIONS,
+    CoreConfig,
+    CoreState,
+    Request,
+    RequestPhase,
+    Worker,
+    WorkerPhase,
+)
+
+EARLY_DEATHS = 3
+EARLY_DEATH_WINDOW_S = 60.0
+BACKOFF_S = 0.5
+"""Pause before the second try of an incarnation that died of its own making before its first step; doubles."""
+MAX_SUSPICIONS = 2
+PLANNED_CAUSES = ("drain", "restart", "upgrade")
+
+
+class Core:
+    """Told by events, answers with commands. Raises AssertionError when told what cannot be."""
+
+    def __init__(self, config: CoreConfig | None = None, state: CoreState | None = None) -> None:
+        if state is None:
+            assert config is not None
+            state = CoreState(config, {i: Worker(i) for i in range(config.workers)})
+        self.state = state
+        self._out: list[AnyCommand] = []
+
+    def handle(self, event: e.AnyEvent) -> list[AnyCommand]:  # noqa: PLR0912 (one case an event)
+        """Change the state as the event demands and tell what is to be done."""
+        self._out = []
+        match event:
+            case e.StepCommitted():
+                self._step_committed(event)
+            case e.RequestArrived():
+                self._arrived(event)
+            case e.Admitted():
+                self._admitted(event)
+            case e.RequestFinished():
+                self._forget(event.req)
+            case e.ClientGone():
+                self._client_gone(event)
+            case e.MovedOut():
+                self._moved_out(event)
+            case e.WorkerReady():
+                self._ready(event)
+            case e.WorkerExiting():
+                self._exiting(event)
+            case e.StepOverdue():
+                self._overdue(event)
+            case e.Settled():
+                self._settled(event)
+            case e.SpawnFailed():
+                self._spawn_failed(event)
+            case e.OperatorAsked():
+                self._operator_asked(event)
+            case e.TimerFired():
+                self._timer_fired(event)
+            case _:
+                assert_never(event)
+        return self._out
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: e.RequestArrived) -> None:
+        reqs = tuple(new.req for new in event.requests)
+        if refusal := self._refusal(len(reqs)):
+            self._out.append(c.Refuse(reqs, refusal, self._retry_after_s()))
+            return
+        for new in event.requests:
+            self.state.requests[new.req] = Request(
+                new.req, reqs[0], new.prompt_len, new.max_new, event.priority, event.now
+            )
+        self._place([self.state.requests[req] for req in reqs], "new")
+
+    def _refusal(self, count: int) -> str | None:
+        """Why `count` more requests cannot be taken, None if they can."""
+        if self.state.closing:
+            return "draining"
+        if not self._serving():
+            if not self.state.has_served:
+                return "loading"
+            if not any(w.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT) for w in self.state.workers.values()):
+                return "no_worker"
+        if self.num_waiting + count > self.state.config.max_queue:
+            return "queue_full"
+        return None
+
+    def _retry_after_s(self) -> int:
+        page_size = self.state.config.page_size
+        waits = [predicted_wait_s(w, 1, page_size) for w in self._serving()]
+        return int(min(120, max(1, min(waits, default=self.state.birth_s))))
+
+    def _place(self, requests: list[Request], way: str) -> None:
+        """Give requests of one group to the worker with the least predicted wait, or hold them."""
+        tokens = sum(request.tokens for request in requests)
+        heir = least_wait(self._serving(), tokens, self.state.config.page_size)
+        for request in requests:
+            if heir is None:
+                request.phase, request.worker = RequestPhase.HELD, -1
+            else:
+                self._assign(request, heir, way)
+
+    def _assign(self, request: Request, worker: Worker, way: str) -> None:
+        request.worker, request.phase = worker.id, RequestPhase.ASSIGNED
+        worker.requests[request.req] = True
+        worker.backlog[request.req] = request.tokens
+        worker.backlog_tokens += request.tokens
+        self._out.append(c.Assign(worker.id, request.req, request.epoch, way))
+
+    def _place_held(self) -> None:
+        held = [r for r in self.state.requests.values() if r.phase == RequestPhase.HELD]
+        for request in sorted(held, key=lambda r: (r.priority, r.arrived, r.req)):
+            self._place([request], "recompute" if request.epoch else "new")
+
+    def _admitted(self, event: e.Admitted) -> None:
+        request = self.state.requests.get(event.req)
+        if request is None or request.epoch != event.epoch or request.worker != event.worker:
+            return
+        self._leave_backlog(self.state.workers[event.worker], event.req)
+        if request.phase in (RequestPhase.ASSIGNED, RequestPhase.RETURNING):
+            request.phase = RequestPhase.RUNNING
+
+    def _client_gone(self, event: e.ClientGone) -> None:
+        request = self.state.requests.get(event.req)
+        if request is not None:
+            if request.worker >= 0:
+                self._out.append(c.Cancel(request.worker, request.req, request.epoch))
+            self._forget(event.req)
+
+    def _moved_out(self, event: e.MovedOut) -> None:
+        request = self.state.requests.get(event.req)
+        if request is None or request.epoch != event.epoch or request.phase != RequestPhase.MOVING:
+            return
+        self._take_from_owner(request)
+        request.epoch += 1
+        request.tokens = event.tokens
+        self._place([request], "recompute")
+        self._drained_if_empty(self.state.workers[event.worker])
+
+    def _forget(self, req: int) -> None:
+        request = self.state.requests.pop(req, None)
+        if request is not None and request.worker >= 0:
+            worker = self.state.workers[request.worker]
+            self._take_from_owner(request)
+            self._drained_if_empty(worker)
+
+    def _take_from_owner(self, request: Request) -> None:
+        worker = self.state.workers[request.worker]
+        del worker.requests[request.req]
+        self._leave_backlog(worker, request.req)
+        request.worker = -1
+
+    def _leave_backlog(self, worker: Worker, req: int) -> None:
+        worker.backlog_tokens -= worker.backlog.pop(req, 0)
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _step_committed(self, event: e.StepCommitted) -> None:
+        worker = self.state.workers[event.worker]
+        if event.incarnation != worker.incarnation:
+            return
+        worker.free_pages = event.free_pages
+        worker.context_tokens = event.context_tokens
+        worker.committed_steps += 1
+        worker.early_deaths = []
+        shape = Shape(event.decodes, event.prefill_tokens, event.context_tokens)
+        self._watch_for_gray(worker, shape, event.seconds)
+        worker.model.observe(shape, event.seconds)
+
+    def _watch_for_gray(self, worker: Worker, shape: Shape, seconds: float) -> None:
+        peers = [w.model for w in self._serving() if w.id != worker.id]
+        if worker.phase not in SERVING or not health.is_gray(seconds, shape, peers):
+            worker.gray_steps = max(0, worker.gray_steps - 1)
+            return
+        worker.gray_steps += 1
+        if worker.gray_steps >= health.GRAY_STEPS:
+            self._suspect(worker, "slow")
+
+    def _ready(self, event: e.WorkerReady) -> None:
+        worker = self.state.workers[event.worker]
+        if event.incarnation != worker.incarnation or worker.phase not in (WorkerPhase.STARTING, WorkerPhase.LOADING):
+            return
+        worker.pages = worker.free_pages = event.pages
+        self._become(worker, WorkerPhase.READY, "attached" if event.pool_kept else "started")
+        self.state.has_served = True
+        if worker.id in self.state.died_at:
+            self.state.birth_s += 0.5 * (event.now - self.state.died_at.pop(worker.id) - self.state.birth_s)
+        self._place_held()
+
+    def _exiting(self, event: e.WorkerExiting) -> None:
+        worker = self.state.workers[event.worker]
+        if event.incarnation == worker.incarnation and self._is_alive(worker):
+            self._suspect(worker, "exit")
+
+    def _overdue(self, event: e.StepOverdue) -> None:
+        worker = self.state.workers[event.worker]
+        if event.incarnation == worker.incarnation and self._is_alive(worker):
+            self._suspect(worker, "hang")
+
+    def _is_alive(self, worker: Worker) -> bool:
+        return WorkerPhase.SUSPECT in TRANSITIONS[worker.phase]
+
+    def _suspect(self, worker: Worker, cause: str) -> None:
+        self._become(worker, WorkerPhase.SUSPECT, cause)
+        self._out.append(c.Fence(worker.id, worker.incarnation, cause))
+
+    def _settled(self, event: e.Settled) -> None:
+        worker = self.state.workers[event.worker]
+        assert event.incarnation == worker.incarnation, "settled twice"
+        self._become(worker, WorkerPhase.DEAD, event.cause)
+        self.state.died_at[worker.id] = event.now
+        if event.cause not in PLANNED_CAUSES:
+            self.state.deaths += 1
+        delay = self._rebirth_delay_s(worker, event)
+        keep_pool = delay == 0 and not event.device_lost and not event.own_making
+        self._plan(worker, event, keep_pool)
+        worker.incarnation += 1
+        worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
+        if delay == 0:
+            self._spawn(worker, keep_pool)
+        elif delay is not None:
+            self._out.append(c.SetTimer(f"spawn:{worker.id}", event.now + delay))
+        elif not self._is_hopeful():
+            self._give_up()
+
+    def _rebirth_delay_s(self, worker: Worker, event: e.Settled) -> float | None:
+        """Seconds until the next incarnation may start; None if there is to be none."""
+        if not self.state.config.respawn and event.cause not in PLANNED_CAUSES:
+            return None
+        if not event.own_making or worker.committed_steps:
+            return 0.0
+        recent = [t for t in worker.early_deaths if t > event.now - EARLY_DEATH_WINDOW_S]
+        worker.early_deaths = [*recent, event.now]
+        if len(worker.early_deaths) >= EARLY_DEATHS:
+            self._become(worker, WorkerPhase.QUARANTINED, f"{EARLY_DEATHS} deaths before a first step")
+            return None
+        return 0.0 if not recent else BACKOFF_S * 2.0 ** (len(recent) - 1)
+
+    def _spawn(self, worker: Worker, keep_pool: bool) -> None:
+        self._become(worker, WorkerPhase.LOADING, "")
+        worker.restarts += 1
+        self._out.append(c.Spawn(worker.id, worker.incarnation, keep_pool))
+
+    def _spawn_failed(self, event: e.SpawnFailed) -> None:
+        worker = self.state.workers[event.worker]
+        if event.incarnation == worker.incarnation and self._is_alive(worker):
+            self._suspect(worker, "exit")
+
+    def _timer_fired(self, event: e.TimerFired) -> None:
+        kind, _, number = event.name.partition(":")
+        assert kind == "spawn", event.name
+        worker = self.state.workers[int(number)]
+        if worker.phase == WorkerPhase.DEAD:
+            self._spawn(worker, keep_pool=False)
+
+    # -- recovery ------------------------------------------------------------------------------------------------
+
+    def _plan(self, worker: Worker, event: e.Settled, keep_pool: bool) -> None:
+        """Choose and start the way of every request that the dead worker owned."""
+        known = {lost.req: lost for lost in event.interrupted}
+        owned = [self.state.requests[req] for req in worker.requests]
+        interrupted = [known.get(r.req, e.Interrupted(r.req, r.tokens, 0)) for r in owned]
+        if event.own_making:
+            interrupted = self._without_poison(interrupted)
+        case = recovery.Case(self.state, worker, self._serving(), keep_pool)
+        ways = recovery.STRATEGIES[self.state.config.recovery](case, interrupted)
+        if event.own_making:
+            ways = self._together(ways, interrupted)
+        for lost in interrupted:
+            self._send_on(lost, ways[lost.req])
+        told = tuple((lost.req, ways[lost.req].way, ways[lost.req].heir) for lost in interrupted)
+        self._out.append(c.Planned(worker.id, event.incarnation, event.cause, self.state.config.recovery, told))
+
+    def _without_poison(self, interrupted: list[e.Interrupted]) -> list[e.Interrupted]:
+        """Count a suspicion against each; those suspect a second time end here."""
+        for lost in interrupted:
+            request = self.state.requests[lost.req]
+            request.suspicions += 1
+            if request.suspicions >= MAX_SUSPICIONS:
+                self._end(lost.req, "worker_died")
+        return [lost for lost in interrupted if lost.req in self.state.requests]
+
+    def _together(self, ways: dict[int, recovery.Way], interrupted: list[e.Interrupted]) -> dict[int, recovery.Way]:
+        """Suspects share one worker, so that the guilty one takes no more than that worker with it."""
+        tokens = sum(lost.tokens for lost in interrupted)
+        heir = least_wait(self._serving(), tokens, self.state.config.page_size)
+        shared = recovery.Way("recompute", heir.id) if heir else recovery.Way("hold")
+        return {req: way if way.way == "end" else shared for req, way in ways.items()}
+
+    def _send_on(self, lost: e.Interrupted, way: recovery.Way) -> None:
+        request = self.state.requests[lost.req]
+        if way.way == "end":
+            self._end(lost.req, "worker_lost")
+            return
+        request.epoch += 1
+        request.tokens = lost.tokens
+        if way.way == "reattach":
+            worker = self.state.workers[request.worker]
+            self._leave_backlog(worker, request.req)
+            request.phase = RequestPhase.RETURNING
+            self._out.append(c.Assign(worker.id, request.req, request.epoch, "reattach"))
+            return
+        self._take_from_owner(request)
+        if way.way == "recompute":
+            self._assign(request, self.state.workers[way.heir], "recompute")
+        else:
+            request.phase = RequestPhase.HELD
+
+    def _end(self, req: int, code: str) -> None:
+        self._out.append(c.EndStream(req, code))
+        request = self.state.requests.pop(req)
+        if request.worker >= 0:
+            self._take_from_owner(request)
+
+    def _is_hopeful(self) -> bool:
+        """Whether any slot serves or will."""
+        return any(
+            w.phase not in (WorkerPhase.QUARANTINED, WorkerPhase.STOPPED)
+            and (w.phase != WorkerPhase.DEAD or self.state.config.respawn)
+            for w in self.state.workers.values()
+        )
+
+    def _give_up(self) -> None:
+        """No worker will come back: end what is held, and the box too if every slot is quarantined."""
+        for request in [r for r in self.state.requests.values() if r.phase == RequestPhase.HELD]:
+            self._end(request.req, "worker_lost")
+        if all(w.phase == WorkerPhase.QUARANTINED for w in self.state.workers.values()):
+            self._out.append(c.Exit(1, "every worker is quarantined: each died before its first step, again and again"))
+
+    # -- the operator --------------------------------------------------------------------------------------------
+
+    def _operator_asked(self, event: e.OperatorAsked) -> None:
+        if event.verb == "shutdown":
+            self.state.closing = True
+            return
+        worker = self.state.workers[event.worker]
+        match event.verb:
+            case "drain" if worker.phase == WorkerPhase.READY:
+                self._drain(worker)
+            case "resume" if worker.phase == WorkerPhase.DRAINED:
+                self._become(worker, WorkerPhase.READY, "resumed")
+                self._place_held()
+            case "restart" | "upgrade" if self._is_alive(worker):
+                self._suspect(worker, event.verb)
+            case "restart" | "upgrade" if worker.phase in (WorkerPhase.DEAD, WorkerPhase.QUARANTINED):
+                worker.early_deaths = []
+                self._spawn(worker, keep_pool=False)
+            case _:
+                pass
+
+    def _drain(self, worker: Worker) -> None:
+        """Move everything away; with nowhere to move to, what runs finishes here."""
+        self._become(worker, WorkerPhase.DRAINING, "")
+        if self._serving():
+            for req in worker.requests:
+                request = self.state.requests[req]
+                request.phase = RequestPhase.MOVING
+                self._out.append(c.MoveOut(worker.id, req, request.epoch))
+        self._drained_if_empty(worker)
+
+    def _drained_if_empty(self, worker: Worker) -> None:
+        if worker.phase == WorkerPhase.DRAINING and not worker.requests:
+            self._become(worker, WorkerPhase.DRAINED, "")
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no worker has begun with."""
+        held = sum(1 for r in self.state.requests.values() if r.phase == RequestPhase.HELD)
+        return held + sum(len(w.backlog) for w in self.state.workers.values())
+
+    def _serving(self) -> list[Worker]:
+        return [w for w in self.state.workers.values() if w.phase in SERVING]
+
+    def _become(self, worker: Worker, phase: WorkerPhase, why: str) -> None:
+        assert phase in TRANSITIONS[worker.phase], f"worker {worker.id}: {worker.phase} → {phase} ({why})"
+        worker.phase = phase
+        self._out.append(c.Changed(worker.id, phase.value, why))
+
+    def check(self) -> None:
+        """Assert that each request is in exactly one place and that loads are the sums of their parts."""
+        owned = [req for w in self.state.workers.values() for req in w.requests]
+        assert len(owned) == len(set(owned)), "a request with two owners"
+        for request in self.state.requests.values():
+            assert (request.worker >= 0) == (request.phase != RequestPhase.HELD)
+            assert request.worker < 0 or request.req in self.state.workers[request.worker].requests
+        assert set(owned) <= set(self.state.requests), "a worker owns what has ended"
+        for worker in self.state.workers.values():
+            assert worker.backlog_tokens == sum(worker.backlog.values())
+            assert set(worker.backlog) <= set(worker.requests)
+            self._check_owner(worker, (self.state.requests[req] for req in worker.requests))
+
+    def _check_owner(self, worker: Worker, requests: Iterable[Request]) -> None:
+        if worker.phase in (WorkerPhase.DEAD, WorkerPhase.QUARANTINED, WorkerPhase.STOPPED):
+            assert not list(requests), "a request assigned to the dead"
+        for request in requests:
+            assert (request.phase == RequestPhase.RETURNING) <= (
+                worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY)
+            )

@@ -1,0 +1,26 @@
+"""Where a request goes: the worker with the least predicted wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lumenbox.core.cost import Shape
+from lumenbox.core.state import Worker
+
+
+def predicted_wait_s(worker: Worker, tokens: int, page_size: int) -> float:
+    """Seconds until a request of `tokens` tokens would have its first token on `worker`.
+
+    Its own prefill and that of what waits before it, one decode step of everyone there, and, where pages are short,
+    the time in which the running ones give enough back (a page each per `page_size` steps, as a coarse guess).
+    """
+    backlog = worker.backlog_tokens + tokens
+    step_s = worker.model.seconds(Shape(len(worker.requests) + 1, 0, worker.context_tokens))
+    prefill_s = worker.model.seconds(Shape(0, backlog, 0))
+    missing_pages = max(0, backlog // page_size + 1 - worker.free_pages)
+    return prefill_s + step_s * (1 + missing_pages * page_size / max(1, len(worker.requests)))
+
+
+def least_wait(workers: Iterable[Worker], tokens: int, page_size: int) -> Worker | None:
+    """The worker with the least predicted wait, then the fewest requests, then the lowest number."""
+    return min(workers, key=lambda w: (predicted_wait_s(w, tokens, page_size), len(w.requests), w.id), default=None)

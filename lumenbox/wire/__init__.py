@@ -1,0 +1,1 @@
+"""Messages between coordinator and processes: `frames` has the words, `stream` the bytes."""

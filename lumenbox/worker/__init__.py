@@ -1,0 +1,1 @@
+"""The synchronous side: a fork server that keeps torch warm, and the children it forks (loader, workers)."""
