@@ -37,7 +37,7 @@ def make_app(
     app = web.Application(middlewares=[whole_request])
     app[CONTEXT] = Context(
         service=service,
-        prompts=PromptMaker(tokenizer, service.info, max_waiting=limits.max_tokenizing),
+        prompts=PromptMaker(tokenizer, service, max_waiting=limits.max_tokenizing),
         logprobs=LogprobForms(tokenizer.token_bytes),
         metrics=Metrics(service),
         api_keys=tuple(key.encode() for key in api_keys),

@@ -23,13 +23,14 @@ encode = msgspec.json.Encoder().encode
 
 
 class Chunks:
-    """The events of one stream. Remembers per choice only whether it has begun and how much text it has."""
+    """The events of one stream."""
 
     def __init__(self, reply: Reply, stream: Stream) -> None:
         self._reply = reply
         self._stream = stream
         self._left = reply.choices
         self._sent_chars: dict[int, int] = {}
+        self._seen_tokens = 0
         kind = "chat.completion.chunk" if reply.chat else "text_completion"
         base = {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
         self._start = b"data: " + encode(base)[:-1] + b',"choices":['
@@ -82,6 +83,7 @@ class Chunks:
             if first and not reply.chat:
                 body["prompt_token_ids"] = reply.prompt_of(choice)
         self._sent_chars[choice] = offset + len(delta.text)
+        self._seen_tokens += len(delta.tokens)
         if delta.finish_reason is None:
             return self._event(body)
         self._left -= 1
@@ -90,7 +92,7 @@ class Chunks:
     def _event(self, body: dict[str, Any], *, last: bool = False) -> bytes:
         usage = self._usage
         if self._reply.continuous_usage:
-            usage = b',"usage":' + encode(usage_of(self._stream))
+            usage = b',"usage":' + encode(usage_of(self._stream, self._seen_tokens))
         if last and not self._reply.include_usage:
             usage += b"," + encode(self._recovered())[1:-1] if self._stream.recoveries else b""
         return self._start + encode(body) + b"]" + usage + b"}\n\n"

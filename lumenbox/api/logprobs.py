@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,11 @@ class LogprobForms:
 
     def completion(self, tokens: Sequence[Sampled], offset: int) -> dict[str, Any]:
         """`choices[].logprobs` of a completion; `offset` is the number of characters of the choice sent before."""
-        offsets, read = [], b""
+        offsets = []
+        decoder = getincrementaldecoder("utf-8")("replace")
         for token in tokens:
-            offsets.append(offset + len(read.decode("utf-8", errors="ignore")))
-            read += self._bytes(token.token)
+            offsets.append(offset)
+            offset += len(decoder.decode(self._bytes(token.token)))
         return {
             "text_offset": offsets,
             "token_logprobs": [finite(token.logprob) for token in tokens],

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from lumenbox.api.protocol import Message
 from lumenbox.api.sampling import check_ids
-from lumenbox.coordinator.streams import ModelInfo
+from lumenbox.coordinator.streams import ModelInfo, Service
 from lumenbox.errors import RequestError
 from lumenbox.models.tokenizer import Tokenizer
 
@@ -25,16 +25,27 @@ Result = TypeVar("Result")
 
 
 class PromptMaker:
-    """Owns the tokeniser threads; `max_waiting` requests may queue for them."""
+    """Owns the tokeniser threads; `max_waiting` requests may queue for them.
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, *, max_waiting: int) -> None:
+    The context is asked of the service each time: it is final only once the box is ready.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, service: Service, *, max_waiting: int) -> None:
         self.tokenizer = tokenizer
-        self._info = info
+        self._service = service
         self._max_waiting = max_waiting
         self._waiting = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         longest = max(map(len, tokenizer.token_bytes), default=1)
-        self._max_bytes = info.max_model_len * min(max(longest, 1), MAX_TOKEN_BYTES)
+        self._bytes_per_token = min(max(longest, 1), MAX_TOKEN_BYTES)
+
+    @property
+    def _info(self) -> ModelInfo:
+        return self._service.info
+
+    @property
+    def _max_bytes(self) -> int:
+        return self._info.max_model_len * self._bytes_per_token
 
     def close(self) -> None:
         """Let the threads go."""
@@ -43,8 +54,7 @@ class PromptMaker:
     async def chat(self, messages: list[Message], template_kwargs: dict[str, Any]) -> list[int]:
         """A conversation's token ids, checked against the context."""
         plain = [plain_message(i, message) for i, message in enumerate(messages)]
-        size = sum(len(message["content"] or "") for message in plain)
-        if len(messages) > self._info.max_model_len or size > self._max_bytes:
+        if len(messages) > self._info.max_model_len:  # every message costs at least a token
             raise self._too_long(None, "messages")
         self._check_size("".join(message["content"] or "" for message in plain), "messages")
         ids = await self._run(lambda: self.tokenizer.encode_chat(plain, **template_kwargs))
@@ -80,7 +90,7 @@ class PromptMaker:
             self._waiting -= 1
 
     def _check_size(self, text: str, param: str) -> None:
-        if len(text) > self._max_bytes or len(text.encode()) > self._max_bytes:
+        if len(text.encode()) > self._max_bytes:
             raise self._too_long(None, param)
 
     def _check_length(self, ids: list[int], param: str) -> list[int]:

@@ -60,7 +60,8 @@ def reply_for(body: ChatBody | CompletionBody, spec: GenerationSpec, model: str,
     )
 
 
-def usage_of(stream: Stream) -> dict[str, int]:
-    """Token counts of the failure-free run."""
-    prompt, completion = stream.prompt_tokens, stream.completion_tokens
+def usage_of(stream: Stream, so_far: int | None = None) -> dict[str, int]:
+    """Token counts of the failure-free run. `so_far` replaces the answer's count, which is final only at the end."""
+    prompt = stream.prompt_tokens
+    completion = stream.completion_tokens if so_far is None else so_far
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -49,7 +49,7 @@ def serve(config: BoxConfig, wait_s: float) -> int:
                 config = replace(config, model_dir=catalogue.resolve(config.model, progress))
             found = facts.check(config.model_dir)
             sizing.require(found.weight_bytes, "the weights", "choose a smaller model")
-            fork_server = _new_fork_server(config)
+            fork_server = _new_fork_server(config, {})
             code: int = uvloop.run(_Run(config, found, fork_server, sockets).run(wait_s))
             return code
         finally:
@@ -93,10 +93,10 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _new_fork_server(config: BoxConfig) -> ForkServer:
+def _new_fork_server(config: BoxConfig, environment: dict[str, str]) -> ForkServer:
     log_fd = open_log(config, "fork-server")
     try:
-        return ForkServer({}, log_fd)
+        return ForkServer(environment, log_fd)
     finally:
         os.close(log_fd)
 
@@ -127,7 +127,12 @@ class _Run:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signals.put_nowait, signum)
         tokenizer = Tokenizer.load(self._config.model_dir)
-        self._box = box = Box(self._config, self._facts, tokenizer.token_bytes, lambda: _new_fork_server(self._config))
+        self._box = box = Box(
+            self._config,
+            self._facts,
+            tokenizer.token_bytes,
+            lambda environment: _new_fork_server(self._config, environment),
+        )
         box.endpoint = api_server.url(self._sockets[0])
         defaults = tokenizer.generation_defaults if self._config.generation_config == "model" else {}
         app = make_app(box, tokenizer, api_keys=self._config.api_keys, generation_defaults=defaults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -95,4 +96,123 @@ def logs(run_dir: Path, follow: bool, worker: int | None) -> None:
         raise LumenboxError(f"cannot show {path}")
 
 
-ALL = [status, down, logs]
+@click.command()
+@options.run_dir
+@options.as_json
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
+@click.option("--since", type=int, default=0, help="Only events with a larger number.")
+def events(run_dir: Path, as_json: bool, follow: bool, since: int) -> None:
+    """Show what happened: deaths, recoveries, moves."""
+    from lumenbox.coordinator.control import call
+
+    for event in call(run_dir, "events", None if follow else 30.0, since=since, follow=follow):
+        click.echo(json.dumps(event) if as_json else _event_line(event))
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    rest = "  ".join(f"{k}={v}" for k, v in event.items() if k not in ("seq", "t", "kind") and v != "")
+    return f"{event['seq']:>6}  {time.strftime('%H:%M:%S', time.localtime(event['t']))}  {event['kind']:<16}{rest}"
+
+
+@click.command()
+@click.argument("which", default="last")
+@options.run_dir
+@options.as_json
+def report(which: str, run_dir: Path, as_json: bool) -> None:
+    """Show a recovery: its number, or the last one."""
+    from lumenbox.coordinator.control import ask
+
+    document = ask(run_dir, "report", which=which)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _print_report(document)
+
+
+def _print_report(document: dict[str, Any]) -> None:
+    click.echo(f"recovery {document['id']}: worker {document['worker']} ({document['cause']}), {document['strategy']}")
+    for name in ("detect_s", "fence_s", "plan_s", "first_token_s", "respawn_s", "recovered_s"):
+        if document[name] is not None:
+            click.echo(f"  {name.removesuffix('_s'):<12}{1000 * document[name]:9.1f} ms")
+    for row in document["requests"]:
+        stall = "still waiting" if row["stall_s"] is None else f"stall {1000 * row['stall_s']:.0f} ms"
+        click.echo(
+            f"  {row['id']:<10}{row['way']:<10} worker {row['from_worker']} to {row['to_worker']}, "
+            f"{row['tokens_before']} tokens, {row['recomputed_tokens']} computed again, {stall}"
+        )
+    click.echo(
+        f"  lost {document['lost_tokens']}  duplicated {document['duplicated_tokens']}"
+        f"  failed {document['failed_requests']}"
+    )
+
+
+@click.group()
+def chaos() -> None:
+    """Injure a worker, and verify that it is hurt."""
+
+
+def _steer(run_dir: Path, wait_s: float, verb: str, **arguments: Any) -> dict[str, Any]:
+    from lumenbox.coordinator.control import ask
+
+    return ask(run_dir, verb, wait_s, **arguments)
+
+
+def _fault(kind: str, text: str, *extra: Any) -> None:
+    @options.run_dir
+    @options.wait
+    @click.argument("worker", type=int)
+    def run(worker: int, run_dir: Path, wait_s: float, **arguments: Any) -> None:
+        answer = _steer(run_dir, wait_s, "chaos", kind=kind, worker=worker, **arguments)
+        click.echo(f"{kind} worker {answer['worker']} (pid {answer['pid']}): {answer['verified']}")
+
+    for decorate in extra:
+        run = decorate(run)
+    chaos.command(kind, help=text)(run)
+
+
+SIGNALS = [signum.name for signum in signal.Signals]
+_fault(
+    "kill",
+    "Kill worker N's process.",
+    click.option("--signal", type=click.Choice(SIGNALS), default="SIGKILL", show_default=True),
+)
+_fault("hang", "Freeze worker N's process.")
+_fault("slow", "Stretch worker N's steps.", click.option("--factor", type=click.FloatRange(1.0, 1e4), required=True))
+_fault("clear", "End hang and slow of worker N.")
+
+
+def _move(verb: str, text: str) -> click.Command:
+    @click.command(verb, help=text)
+    @click.argument("worker", type=int)
+    @options.run_dir
+    @options.wait
+    def run(worker: int, run_dir: Path, wait_s: float) -> None:
+        answer = _steer(run_dir, wait_s, verb, worker=worker)
+        click.echo(f"worker {answer['worker']} {answer['state']}")
+
+    return run
+
+
+drain = _move("drain", "Move worker N's requests away; its process stays, without work.")
+resume = _move("resume", "Give a drained worker work again.")
+restart = _move("restart", "Replace worker N's process; its streams go on.")
+
+
+def _pair(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is not K=V")
+    return {key: text for key, _, text in (value.partition("=") for value in values)}
+
+
+@click.command()
+@options.run_dir
+@options.wait
+@click.option("--env", "environment", multiple=True, callback=_pair, help="K=V for the new processes; repeatable.")
+def upgrade(run_dir: Path, wait_s: float, environment: dict[str, str]) -> None:
+    """Replace every worker by one of the code on disk; no stream breaks."""
+    answer = _steer(run_dir, wait_s, "upgrade", environment=environment)
+    click.echo(f"{answer['workers']} workers upgraded")
+
+
+ALL = [status, down, logs, events, report, chaos, drain, resume, restart, upgrade]

@@ -1,1 +1,1 @@
-"""The asyncio shell: processes, sockets, timers, streams. It performs what the core commands and tells it what happens."""
+"""The asyncio shell: processes, sockets, timers, streams. It performs what the core commands, and tells it the rest."""

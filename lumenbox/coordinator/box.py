@@ -62,7 +62,7 @@ class Box:
         config: BoxConfig,
         facts: ModelFacts,
         token_bytes: Sequence[bytes],
-        new_fork_server: Callable[[], ForkServer],
+        new_fork_server: Callable[[dict[str, str]], ForkServer],
     ) -> None:
         self.config = config
         self.facts = facts
@@ -80,6 +80,7 @@ class Box:
         self._streams: dict[int, LiveStream] = {}
         self._names: dict[int, str] = {}
         self._new_fork_server = new_fork_server
+        self._environment: dict[str, str] = {}
         self._next_rid = 1
         self._seeds = random.Random(config.seed)
         self._tasks: asyncio.TaskGroup
@@ -105,7 +106,8 @@ class Box:
         """Load the model and bring up every worker. Raises StartupError; the box is ready when this returns."""
         self._tasks = tasks
         self._adopt_server(fork_server)
-        self.report, self.weight_fd = await births.load_weights(fork_server, self.config)
+        self._adopt_weights(*await births.load_weights(fork_server, self.config))
+        assert self.report is not None
         self.max_model_len = births.bound_context(self.config, self.facts, self.report)
         if not self.report.exact and self.config.exact == "auto":
             log.warning("exact mode is off: %s", self.report.inexact_reason)
@@ -188,7 +190,7 @@ class Box:
             self._changed.set()
         return commands
 
-    def _perform(self, command: AnyCommand) -> None:
+    def _perform(self, command: AnyCommand) -> None:  # noqa: PLR0912 (one case a command)
         match command:
             case c.Assign():
                 self._assign(command)
@@ -371,12 +373,14 @@ class Box:
         return "exit", True
 
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
+        assert self.report is not None
+        pool_lost = slot.pool_identity != self.report.identity
         interrupted = tuple(
             e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
             for rid in self.core.state.workers[slot.worker].requests
             if (entry := self.ledger.entries.get(rid)) is not None
         )
-        event = e.Settled(time.monotonic(), command.worker, command.incarnation, cause, own_making, False, interrupted)
+        event = e.Settled(time.monotonic(), command.worker, command.incarnation, cause, own_making, pool_lost, interrupted)
         answer = self.tell(event)
         return next(command for command in answer if isinstance(command, c.Planned))
 
@@ -402,6 +406,8 @@ class Box:
         self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
 
     async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
+        assert self.report is not None
+        slot.pool_identity = self.report.identity
         """Start an incarnation; what goes wrong before it is ready is told like any other death."""
         while not self.ended.done():
             try:
@@ -426,7 +432,7 @@ class Box:
         log.warning("the fork server died; starting another")
         self.events.add("fork_server_dead")
         if server.was_warm:
-            self._adopt_server(self._new_fork_server())
+            self._adopt_server(self._new_fork_server(self._environment))
         else:
             self._perform(c.Exit(1, "the fork server cannot start; its log is fork-server.log in the run directory"))
 
@@ -435,6 +441,42 @@ class Box:
     def ask(self, verb: str, worker: int = -1) -> None:
         """An operator's wish."""
         self.tell(e.OperatorAsked(time.monotonic(), verb, worker))
+
+    async def renew(self, worker: int, verb: str) -> None:
+        """Replace a worker's process; its requests go on in the next one, or elsewhere."""
+        before = self.core.state.workers[worker].incarnation
+        self.ask(verb, worker)
+        slot = self.core.state.workers[worker]
+        settled = (WorkerPhase.READY, WorkerPhase.QUARANTINED)
+        await self.until(lambda: slot.incarnation > before and slot.phase in settled)
+        if slot.phase != WorkerPhase.READY:
+            raise LumenboxError(f"worker {worker} did not come back: it is {slot.phase}")
+
+    async def upgrade(self, environment: dict[str, str]) -> None:
+        """A second fork server, with the code on disk and `environment`; slots move one by one, the first retires."""
+        new = self._new_fork_server(environment)
+        new.attach()
+        try:
+            report, weight_fd = await births.load_weights(new, self.config)
+        except LumenboxError:
+            new.close()
+            raise
+        old, self._fork_server = self._fork_server, new
+        new.on_death = self._server_died
+        self._environment = environment
+        self._adopt_weights(report, weight_fd)
+        for worker in sorted(self.core.state.workers):
+            await self.renew(worker, "upgrade")
+        old.close()
+
+    def _adopt_weights(self, report: LoadReport, weight_fd: int) -> None:
+        """Keep the segment that is there if the new code would compute the same from it; else change over."""
+        if self.report is not None and report.identity == self.report.identity:
+            os.close(weight_fd)
+            return
+        if self.weight_fd >= 0:
+            os.close(self.weight_fd)
+        self.report, self.weight_fd = report, weight_fd
 
     @property
     def num_ready(self) -> int:

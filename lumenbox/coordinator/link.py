@@ -1,4 +1,4 @@
-"""One incarnation of a worker as the coordinator holds it: its socket, its pidfd, its status page. Owner of all three."""
+"""One incarnation of a worker as the coordinator holds it: socket, pidfd, status page. Owner of all three."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerLink:
         self.failure = ""
         self.disturbed = ""
         """What chaos or an operator did to it: such a death is no evidence against anyone."""
-        self.born = self.last_assign = time.monotonic()
+        self.born = self.last_assign = self.last_heard = time.monotonic()
         self.oom_kills_at_birth = sizing.oom_kills()
         self._sock = sock
         self._page = page
@@ -110,6 +110,7 @@ class WorkerLink:
             return "eof"
         if not data:
             return "eof"
+        self.last_heard = time.monotonic()
         try:
             for message in self._splitter.feed(data):
                 self._on_frame(self, _decode(message))

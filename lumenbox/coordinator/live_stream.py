@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from lumenbox.core.ledger import Entry, Gain
 from lumenbox.coordinator.streams import Delta
+from lumenbox.core.ledger import Entry, Gain
 from lumenbox.errors import RequestError
 
 SILENCE_S = 10.0

@@ -19,7 +19,7 @@ PERIOD_S = 0.01
 LATE_S = 0.1
 """A look that comes so late says more about the coordinator than about its workers: sockets are read first."""
 IDLE_DEADLINE_S = 1.0
-"""A worker that has been given work begins with it within this time."""
+"""A worker that has work begins its next step within this time."""
 BIRTH_DEADLINE_S = 60.0
 
 
@@ -59,8 +59,10 @@ def _late_s(box: Box, link: WorkerLink, status: Status) -> float:
     elif status.phase == Phase.COMPUTE:
         shape = Shape(status.decodes, status.prefill_tokens, status.context_tokens)
         late = now - since - deadline_s(worker.model, shape)
-    elif status.phase == Phase.IDLE and worker.requests:
-        late = now - max(since, link.last_assign) - IDLE_DEADLINE_S
+    elif worker.requests:
+        # Between steps. One that waits in `send` does so for us, and goes on as soon as its socket is read: what counts
+        # is the silence since then.
+        late = now - max(since, link.last_assign, link.last_heard) - IDLE_DEADLINE_S
     else:
         return 0.0
     return late - link.waited_s(status.tid, status.waited_ns) if late > 0 else 0.0

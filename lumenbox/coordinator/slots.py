@@ -16,6 +16,8 @@ class Slot:
 
     worker: int
     pool_fd: int = -1
+    pool_identity: str = ""
+    """What the pool's pages were computed with; nothing of another identity is ever attached to."""
     mirror: PoolMirror = field(default_factory=PoolMirror)
     link: WorkerLink | None = None
     returning: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the box tells about itself: numbered events for `lumenbox events`, one report a recovery for `lumenbox report`."""
+"""What the box tells about itself: numbered events, and one report for each recovery."""
 
 from __future__ import annotations
 

@@ -125,12 +125,17 @@ def resolve(name: str, progress: Progress | None = None) -> Path:
     A cached folder that is not what was pulled is refused, never repaired silently. Raises ModelError.
     """
     progress = progress or Silent()
-    if name not in catalogue().entries and (
-        Path(name).expanduser().is_dir() or name.startswith(("/", "./", "../", "~"))
-    ):
+    if is_local(name):
         return local_folder(name)
     entry = require_entry(name)
     return usable(entry, progress) or pull(name, progress)
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` means a folder: it is one, or is written like a path. Names in models.toml come first."""
+    if not name or name in catalogue().entries:
+        return False
+    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
 
 
 def local_folder(name: str) -> Path:

@@ -36,7 +36,7 @@ TEMPLATE_FAULTS = (
 # A role is matched by templates and may be part of a control token that they build (Phi-3's <|user|>).
 PLAIN_ROLE = re.compile(r"[A-Za-z0-9_]+")
 # Noncharacters first, then the private planes: whatever the request holds, one code point is free.
-GUARDS = tuple(chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)))
+GUARDS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -165,7 +165,11 @@ def strings(value: Any) -> Iterator[str]:
 def free_guard(texts: Iterable[str]) -> str:
     """A character that occurs in none of `texts`, neither raw nor escaped."""
     held = [text for text in texts if not text.isascii() or "\\u" in text]
-    return next(guard for guard in GUARDS if not any(guard in text or json.dumps(guard)[1:-1] in text for text in held))
+    return next(
+        guard
+        for guard in map(chr, chain(*GUARDS))
+        if not any(guard in text or json.dumps(guard)[1:-1] in text for text in held)
+    )
 
 
 def guard_value(value: Any, controls: ControlTokens, guard: str) -> Any:

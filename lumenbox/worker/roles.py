@@ -1,4 +1,4 @@
-"""What a forked child can be. Each role is called with its socket, its descriptors and its spec; returns an exit code."""
+"""What a forked child can be. A role gets its socket, descriptors and spec, and returns an exit code."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ class FakeStream:
         self.steps = list(steps)
         self.prompt_tokens = sum(map(len, spec.prompts))
         self.completion_tokens = 0
+        self.drawn = 0
         self.cached_tokens = 0
         self.recoveries = 0
         self.closed = asyncio.Event()
@@ -54,8 +55,9 @@ class FakeStream:
             elif isinstance(step, Exception):
                 raise step
             else:
-                self.completion_tokens += sum(len(delta.tokens) for delta in step)
+                self.drawn += sum(len(delta.tokens) for delta in step)
                 return step
+        self.completion_tokens = self.drawn
         raise StopAsyncIteration
 
     def close(self) -> None:

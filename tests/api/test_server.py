@@ -137,6 +137,15 @@ async def test_a_body_that_is_not_what_its_header_says_is_400(box: Served) -> No
     client.close()
 
 
+async def test_a_client_that_leaves_within_its_body(box: Served, caplog: pytest.LogCaptureFixture) -> None:
+    client = await box.raw()
+    client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{")
+    await until(lambda: box.server.connections == 1)
+    client.reset()
+    await until(lambda: box.server.connections == 0)
+    assert not caplog.records and not box.service.specs
+
+
 async def test_connections_over_the_cap_are_closed_at_once(serve: Serve) -> None:
     box = await serve(Limits(max_connections=3))
     clients = [await box.raw() for _ in range(3)]

@@ -1,0 +1,65 @@
+"""Faults on demand. Each is verified to have taken hold before it is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lumenbox.errors import LumenboxError
+from lumenbox.memory import proc
+from lumenbox.wire import frames
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.box import Box
+    from lumenbox.coordinator.link import WorkerLink
+
+VERIFY_S = 10.0
+
+
+async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dict[str, Any]:
+    """Do `kind` to a worker and wait until it shows; returns what was seen."""
+    link = box.slots[worker].link
+    if link is None or not link.ready:
+        raise LumenboxError(f"worker {worker} has no running process to disturb")
+    match kind:
+        case "kill":
+            signum = signal.Signals[call.get("signal", "SIGKILL")]
+            link.disturbed = kind
+            link.kill(signum)
+            evidence = await _shown(lambda: link.exited.done() or proc.runs_no_user_code(link.pid), "exiting")
+        case "hang":
+            link.disturbed = kind
+            link.kill(signal.SIGSTOP)
+            evidence = await _shown(link.is_stopped, "stopped")
+        case "slow":
+            factor = float(call["factor"])
+            link.disturbed = kind
+            link.send(frames.Disturb("slow", factor))
+            evidence = await _shown(lambda: _slow_factor(link) == factor, f"steps stretched {factor:g} times")
+        case "clear":
+            link.disturbed = ""
+            link.kill(signal.SIGCONT)
+            link.send(frames.Disturb("clear"))
+            evidence = await _shown(lambda: not link.is_stopped() and _slow_factor(link) == 1.0, "undisturbed")
+        case _:
+            raise LumenboxError(f"unknown fault {kind!r}")
+    box.events.add("chaos", worker=worker, fault=kind, pid=link.pid)
+    return {"worker": worker, "fault": kind, "pid": link.pid, "verified": evidence}
+
+
+def _slow_factor(link: WorkerLink) -> float:
+    status = link.status()
+    return status.slow_milli / 1000 if status else -1.0
+
+
+async def _shown(holds: Callable[[], bool], what: str) -> str:
+    """Wait until a fault is visible in the kernel or on the status page; there is nothing to be notified by."""
+    try:
+        async with asyncio.timeout(VERIFY_S):
+            while not holds():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise LumenboxError(f"the fault did not take hold: not {what} after {VERIFY_S:.0f} s") from None
+    return what
