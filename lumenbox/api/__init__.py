@@ -1,0 +1,1 @@
+"""The HTTP side of a box: see README.md in this folder."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from aiohttp import web
 
 from lumenbox.api.answers import answer_object, collect
@@ -9,7 +11,7 @@ from lumenbox.api.chunks import Chunks
 from lumenbox.api.context import CONTEXT, Context, check_model, ignored_header, read_json
 from lumenbox.api.metrics import StreamMeter
 from lumenbox.api.problems import encode
-from lumenbox.api.protocol import ChatBody, CompletionBody
+from lumenbox.api.protocol import ChatBody, CompletionBody, Decoded
 from lumenbox.api.reply import Reply, reply_for
 from lumenbox.api.sampling import sampling_params, seed_of, stops_of
 from lumenbox.api.sse import send_stream
@@ -19,24 +21,24 @@ from lumenbox.errors import RequestError
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    context = request.app[CONTEXT]
+    context, arrived = request.app[CONTEXT], time.monotonic()
     decoded = await read_json(request, ChatBody, context.limits)
     body = decoded.body
     check_model(body.model, context.service.info.name)
     specification(context, body, [[]])  # a bad number is told before a long prompt costs its tokenising
     prompt = await context.prompts.chat(body.messages, body.chat_template_kwargs or {})
-    return await answer(request, context, body, specification(context, body, [prompt]), decoded.ignored)
+    return await answer(request, decoded, specification(context, body, [prompt]), arrived)
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
-    context = request.app[CONTEXT]
+    context, arrived = request.app[CONTEXT], time.monotonic()
     decoded = await read_json(request, CompletionBody, context.limits)
     body = decoded.body
     check_model(body.model, context.service.info.name)
     specification(context, body, [[]])
     prompts = await context.prompts.completion(body.prompt)
-    return await answer(request, context, body, specification(context, body, prompts), decoded.ignored)
+    return await answer(request, decoded, specification(context, body, prompts), arrived)
 
 
 def specification(context: Context, body: ChatBody | CompletionBody, prompts: list[list[int]]) -> GenerationSpec:
@@ -66,18 +68,18 @@ def specification(context: Context, body: ChatBody | CompletionBody, prompts: li
 
 async def answer(
     request: web.Request,
-    context: Context,
-    body: ChatBody | CompletionBody,
+    decoded: Decoded[ChatBody] | Decoded[CompletionBody],
     spec: GenerationSpec,
-    ignored: list[str],
+    arrived: float,
 ) -> web.StreamResponse:
     """Submit, and answer in the form that was asked for. The stream is closed whatever happens."""
-    reply = reply_for(body, spec, context.service.info.name, context.logprobs)
-    headers = ignored_header(ignored)
-    meter = StreamMeter(context.metrics, reply.choices)
+    context = request.app[CONTEXT]
+    reply = reply_for(decoded.body, spec, context.service.info.name, context.logprobs)
+    headers = ignored_header(decoded.ignored)
     stream = context.service.submit(spec)
+    meter = StreamMeter(context.metrics, reply.choices, arrived)
     try:
-        if body.stream:
+        if decoded.body.stream:
             return await send_stream(request, headers, stream, Chunks(reply, stream), meter)
         return await plain_answer(headers, stream, reply, meter)
     finally:

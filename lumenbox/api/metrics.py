@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -79,19 +79,18 @@ class Metrics(Collector):
 
 
 class StreamMeter:
-    """Times one answer. Constructed at arrival; `saw` once per delta is all that a token costs."""
+    """Times one answer that `arrived` at a time of time.monotonic; `saw` once per delta is all that a token costs."""
 
-    def __init__(self, metrics: Metrics, choices: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: Metrics, choices: int, arrived: float) -> None:
         self._metrics = metrics
-        self._clock = clock
-        self._arrived = clock()
+        self._arrived = arrived
         self._last: dict[int, float] = {}
         self._left = choices
         self._failed = False
 
     def saw(self, delta: Delta) -> None:
         """Observe the time of one delta."""
-        now = self._clock()
+        now = time.monotonic()
         before = self._last.get(delta.choice)
         if before is not None:
             self._metrics.between_tokens_s.observe(now - before)
@@ -114,4 +113,4 @@ class StreamMeter:
         if self._left:
             metrics.finished["error" if self._failed else "abort"] += self._left
         else:
-            metrics.whole_s.observe(self._clock() - self._arrived)
+            metrics.whole_s.observe(time.monotonic() - self._arrived)

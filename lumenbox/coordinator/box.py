@@ -186,8 +186,7 @@ class Box:
         commands = self.journal.append(self.core, event)
         for command in commands:
             self._perform(command)
-        if commands:
-            self._changed.set()
+        self._changed.set()
         return commands
 
     def _perform(self, command: AnyCommand) -> None:  # noqa: PLR0912 (one case a command)
@@ -344,8 +343,10 @@ class Box:
         if link is None:  # it was never born
             self._settle(slot, command, command.cause, own_making=True)
             return
-        if (status := link.status()) is not None and status.since_ns:
-            failed = min(noticed, max(status.since_ns / 1e9, link.born))
+        if link.disturbed_at is not None:
+            failed = link.disturbed_at
+        elif (status := link.status()) is not None and status.since_ns:
+            failed = min(noticed, max(status.since_ns / 1e9, link.born))  # its last sign of life
         stopped = link.is_stopped()
         await link.fenced()
         link.read_out()
@@ -380,7 +381,8 @@ class Box:
             for rid in self.core.state.workers[slot.worker].requests
             if (entry := self.ledger.entries.get(rid)) is not None
         )
-        event = e.Settled(time.monotonic(), command.worker, command.incarnation, cause, own_making, pool_lost, interrupted)
+        died = (command.worker, command.incarnation, cause, own_making, pool_lost)
+        event = e.Settled(time.monotonic(), *died, interrupted)
         answer = self.tell(event)
         return next(command for command in answer if isinstance(command, c.Planned))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,20 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
     match kind:
         case "kill":
             signum = signal.Signals[call.get("signal", "SIGKILL")]
-            link.disturbed = kind
+            _mark(link, kind)
             link.kill(signum)
             evidence = await _shown(lambda: link.exited.done() or proc.runs_no_user_code(link.pid), "exiting")
         case "hang":
-            link.disturbed = kind
+            _mark(link, kind)
             link.kill(signal.SIGSTOP)
             evidence = await _shown(link.is_stopped, "stopped")
         case "slow":
             factor = float(call["factor"])
-            link.disturbed = kind
+            _mark(link, kind)
             link.send(frames.Disturb("slow", factor))
             evidence = await _shown(lambda: _slow_factor(link) == factor, f"steps stretched {factor:g} times")
         case "clear":
-            link.disturbed = ""
+            link.disturbed, link.disturbed_at = "", None
             link.kill(signal.SIGCONT)
             link.send(frames.Disturb("clear"))
             evidence = await _shown(lambda: not link.is_stopped() and _slow_factor(link) == 1.0, "undisturbed")
@@ -47,6 +48,10 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
             raise LumenboxError(f"unknown fault {kind!r}")
     box.events.add("chaos", worker=worker, fault=kind, pid=link.pid)
     return {"worker": worker, "fault": kind, "pid": link.pid, "verified": evidence}
+
+
+def _mark(link: WorkerLink, kind: str) -> None:
+    link.disturbed, link.disturbed_at = kind, time.monotonic()
 
 
 def _slow_factor(link: WorkerLink) -> float:

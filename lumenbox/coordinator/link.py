@@ -49,6 +49,7 @@ class WorkerLink:
         self.ready = False
         self.failure = ""
         self.disturbed = ""
+        self.disturbed_at: float | None = None
         """What chaos or an operator did to it: such a death is no evidence against anyone."""
         self.born = self.last_assign = self.last_heard = time.monotonic()
         self.oom_kills_at_birth = sizing.oom_kills()

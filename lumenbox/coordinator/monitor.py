@@ -58,7 +58,7 @@ def _late_s(box: Box, link: WorkerLink, status: Status) -> float:
         late = now - link.born - BIRTH_DEADLINE_S
     elif status.phase == Phase.COMPUTE:
         shape = Shape(status.decodes, status.prefill_tokens, status.context_tokens)
-        late = now - since - deadline_s(worker.model, shape)
+        late = now - since - deadline_s(box.core.state.model, worker.pace, shape)
     elif worker.requests:
         # Between steps. One that waits in `send` does so for us, and goes on as soon as its socket is read: what counts
         # is the silence since then.

@@ -157,10 +157,18 @@ class BatchScheduler:
             return False
         if rid in self.running:
             self._stop(seq)
+            self._untell(rid)
         else:
             self.waiting.remove(seq)
         self._report.dropped.append((rid, epoch))
         return True
+
+    def _untell(self, rid: int) -> None:
+        """A frame tells of drops before admissions: one that was adopted since the last frame never came here."""
+        report = self._report
+        report.admitted = [told for told in report.admitted if told[0] != rid]
+        report.taken = [told for told in report.taken if told[0] != rid]
+        report.replaced = [told for told in report.replaced if told[0] != rid]
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -267,13 +275,17 @@ class BatchScheduler:
         seq = next(reversed(self.running.values()))
         self._stop(seq)
         seq.page_table, seq.num_computed = [], 0
-        self.waiting.appendleft(seq)
+        place = next((i for i, other in enumerate(self.waiting) if other.priority >= seq.priority), len(self.waiting))
+        self.waiting.insert(place, seq)
         self._report.preempted.append(seq.rid)
 
     def _admit(self, budget: int) -> None:
         """Start waiting requests whose pages are to be had, oldest first, none barred for ever by a big one."""
+        passed: list[Sequence] = []
         for seq in list(self.waiting):
             if len(self.running) >= self.max_num_seqs or budget <= 0:
+                return
+            if any(older.overtaken >= OVERTAKES for older in passed):
                 return
             hits = self.pool.lookup(seq.hashes[: (len(seq.tokens) - 1) // self.page_size])
             if self._twin_computes(seq, len(hits)):
@@ -282,10 +294,10 @@ class BatchScheduler:
                 self.waiting.remove(seq)
                 self._take_hits(seq, hits)
                 budget -= min(seq.num_missing, budget)
-            elif seq.overtaken >= OVERTAKES:
-                return
+                for older in passed:
+                    older.overtaken += 1
             else:
-                seq.overtaken += 1
+                passed.append(seq)
 
     def _twin_computes(self, seq: Sequence, num_hits: int) -> bool:
         whole_pages = (len(seq.tokens) - 1) // self.page_size
@@ -311,7 +323,7 @@ class BatchScheduler:
 
     def _start(self, seq: Sequence, cached: int) -> None:
         self.running[seq.rid] = seq
-        self._computing.update(seq.hashes[len(seq.page_table) :])
+        self._computing.update(seq.hashes[seq.num_computed // self.page_size :])
         self._report.admitted.append((seq.rid, seq.epoch, cached))
 
     # -- committing ----------------------------------------------------------------------------------------------

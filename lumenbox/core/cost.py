@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-FEATURES = 4
+SCALES = (1.0, 8.0, 256.0, 4096.0)
+"""Decodes, prefill tokens and context tokens are measured in units that make all features about one."""
 FORGETTING = 0.98
 """Weight that an observation keeps per later one: about fifty steps of memory."""
+FIRST_OBSERVATIONS = 8
+SURPRISE = 3.0
+"""An observation counts as this many times the prediction at most: a hiccup is no law, a real change comes soon."""
 FLOOR_S = 1e-4
+LARGEST_VARIANCE = 1e2
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -19,15 +26,15 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepModel(msgspec.Struct):
-    """seconds = a + b * decodes + c * prefill_tokens + d * context_tokens / 1024.
+    """seconds = a + b * decodes / 8 + c * prefill_tokens / 256 + d * context_tokens / 4096, none of them negative.
 
     `seconds` predicts; `observe` learns (recursive least squares with forgetting, Haykin, Adaptive Filter Theory §9).
     `largest_*` bound the region in which a prediction is worth anything.
     """
 
-    coefficients: list[float] = msgspec.field(default_factory=lambda: [0.02, 0.002, 0.001, 0.0005])
+    coefficients: list[float] = msgspec.field(default_factory=lambda: [0.02, 0.016, 0.256, 0.002])
     covariance: list[list[float]] = msgspec.field(
-        default_factory=lambda: [[1e2 if i == j else 0.0 for j in range(FEATURES)] for i in range(FEATURES)]
+        default_factory=lambda: [[1.0 if i == j else 0.0 for j in range(len(SCALES))] for i in range(len(SCALES))]
     )
     observed: int = 0
     largest_decodes: int = 0
@@ -35,12 +42,12 @@ class StepModel(msgspec.Struct):
 
     def seconds(self, shape: Shape) -> float:
         """Predicted duration of a step."""
-        return max(FLOOR_S, sum(c * x for c, x in zip(self.coefficients, _features(shape), strict=True)))
+        return max(FLOOR_S, _dot(self.coefficients, _features(shape)))
 
     def knows(self, shape: Shape) -> bool:
         """Whether steps of about this size have been seen."""
         return (
-            self.observed >= 8
+            self.observed >= FIRST_OBSERVATIONS
             and shape.decodes <= 2 * self.largest_decodes
             and shape.prefill_tokens <= 2 * self.largest_prefill
         )
@@ -48,12 +55,14 @@ class StepModel(msgspec.Struct):
     def observe(self, shape: Shape, seconds: float) -> None:
         """Learn from a finished step."""
         x = _features(shape)
-        px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self.covariance]
-        gain = [v / (FORGETTING + sum(a * b for a, b in zip(x, px, strict=True))) for v in px]
-        error = seconds - sum(c * v for c, v in zip(self.coefficients, x, strict=True))
-        self.coefficients = [c + g * error for c, g in zip(self.coefficients, gain, strict=True)]
+        if self.observed >= FIRST_OBSERVATIONS:
+            seconds = min(seconds, SURPRISE * self.seconds(shape))
+        px = [_dot(row, x) for row in self.covariance]
+        gain = [v / (FORGETTING + _dot(x, px)) for v in px]
+        error = seconds - _dot(self.coefficients, x)
+        self.coefficients = [max(0.0, c + g * error) for c, g in zip(self.coefficients, gain, strict=True)]
         self.covariance = [
-            [min(1e4, (p - g * w) / FORGETTING) for p, w in zip(row, px, strict=True)]
+            [min(LARGEST_VARIANCE, (p - g * w) / FORGETTING) for p, w in zip(row, px, strict=True)]
             for row, g in zip(self.covariance, gain, strict=True)
         ]
         self.observed += 1
@@ -63,8 +72,12 @@ class StepModel(msgspec.Struct):
     def prefill_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
         """Prefill tokens that fit beside the decodes into a step of `seconds`."""
         left = seconds - self.seconds(Shape(decodes, 0, context_tokens))
-        return int(left / max(self.coefficients[2], 1e-7))
+        return int(left * SCALES[2] / max(self.coefficients[2], 1e-5))
 
 
-def _features(shape: Shape) -> tuple[float, float, float, float]:
-    return (1.0, float(shape.decodes), float(shape.prefill_tokens), shape.context_tokens / 1024)
+def _features(shape: Shape) -> tuple[float, ...]:
+    return (1.0, shape.decodes / SCALES[1], shape.prefill_tokens / SCALES[2], shape.context_tokens / SCALES[3])
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

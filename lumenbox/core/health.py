@@ -12,17 +12,24 @@ UNKNOWN_DEADLINE_S = 60.0
 """For a step larger than any seen: a first long prefill is no hang."""
 GRAY_FACTOR = 4.0
 GRAY_STEPS = 40
-"""Steps in a row, counted down by healthy ones, that a worker must be that much slower than its peers."""
+"""Steps, counted down by healthy ones, in which a worker must be that much slower than its peers."""
+PACE_WEIGHT = 0.1
+PACE_BOUNDS = (0.25, 100.0)
 
 
-def deadline_s(model: StepModel, shape: Shape) -> float:
+def deadline_s(model: StepModel, pace: float, shape: Shape) -> float:
     """How long a step of this shape may take before it counts as a hang, in its own CPU-less time."""
     if not model.knows(shape):
         return UNKNOWN_DEADLINE_S
-    return HANG_FACTOR * model.seconds(shape) + HANG_GRACE_S
+    return HANG_FACTOR * model.seconds(shape) * max(1.0, pace) + HANG_GRACE_S
 
 
-def is_gray(seconds: float, shape: Shape, peers: list[StepModel]) -> bool:
-    """Whether one step took far longer than the peers' models allow for its shape."""
-    known = [peer.seconds(shape) for peer in peers if peer.knows(shape)]
-    return bool(known) and seconds > GRAY_FACTOR * median(known) + 0.005
+def next_pace(pace: float, seconds: float, predicted_s: float) -> float:
+    """A worker's pace is how its steps compare with the box's model of them, smoothed; 1 is as predicted."""
+    low, high = PACE_BOUNDS
+    return pace + PACE_WEIGHT * (min(high, max(low, seconds / predicted_s)) - pace)
+
+
+def is_gray(pace: float, peers: list[float]) -> bool:
+    """Whether a worker is far slower than its peers for the same work."""
+    return bool(peers) and pace > GRAY_FACTOR * max(1.0, median(peers))

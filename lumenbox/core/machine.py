@@ -32,6 +32,8 @@ EARLY_DEATH_WINDOW_S = 60.0
 BACKOFF_S = 0.5
 """Pause before the second try of an incarnation that died of its own making before its first step; doubles."""
 MAX_SUSPICIONS = 2
+COLD_STEPS = 2
+"""The first steps of an incarnation are slow for reasons of their own, and teach nothing."""
 PLANNED_CAUSES = ("drain", "restart", "upgrade")
 
 
@@ -106,14 +108,13 @@ class Core:
         return None
 
     def _retry_after_s(self) -> int:
-        page_size = self.state.config.page_size
-        waits = [predicted_wait_s(w, 1, page_size) for w in self._serving()]
+        waits = [predicted_wait_s(self.state, w, 1) for w in self._serving()]
         return int(min(120, max(1, min(waits, default=self.state.birth_s))))
 
     def _place(self, requests: list[Request], way: str) -> None:
         """Give requests of one group to the worker with the least predicted wait, or hold them."""
         tokens = sum(request.tokens for request in requests)
-        heir = least_wait(self._serving(), tokens, self.state.config.page_size)
+        heir = least_wait(self.state, self._serving(), tokens)
         for request in requests:
             if heir is None:
                 request.phase, request.worker = RequestPhase.HELD, -1
@@ -183,13 +184,16 @@ class Core:
         worker.context_tokens = event.context_tokens
         worker.committed_steps += 1
         worker.early_deaths = []
-        shape = Shape(event.decodes, event.prefill_tokens, event.context_tokens)
-        self._watch_for_gray(worker, shape, event.seconds)
-        worker.model.observe(shape, event.seconds)
+        if worker.committed_steps > COLD_STEPS:
+            self._learn(worker, Shape(event.decodes, event.prefill_tokens, event.context_tokens), event.seconds)
 
-    def _watch_for_gray(self, worker: Worker, shape: Shape, seconds: float) -> None:
-        peers = [w.model for w in self._serving() if w.id != worker.id]
-        if worker.phase not in SERVING or not health.is_gray(seconds, shape, peers):
+    def _learn(self, worker: Worker, shape: Shape, seconds: float) -> None:
+        """Keep the step model and the worker's pace; a worker far slower than its peers for long is replaced."""
+        if self.state.model.knows(shape):
+            worker.pace = health.next_pace(worker.pace, seconds, self.state.model.seconds(shape))
+        self.state.model.observe(shape, seconds)
+        peers = [w.pace for w in self._serving() if w.id != worker.id]
+        if worker.phase not in SERVING or not health.is_gray(worker.pace, peers):
             worker.gray_steps = max(0, worker.gray_steps - 1)
             return
         worker.gray_steps += 1
@@ -236,6 +240,7 @@ class Core:
         self._plan(worker, event, keep_pool)
         worker.incarnation += 1
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
+        worker.pace = 1.0
         if delay == 0:
             self._spawn(worker, keep_pool)
         elif delay is not None:
@@ -303,7 +308,7 @@ class Core:
     def _together(self, ways: dict[int, recovery.Way], interrupted: list[e.Interrupted]) -> dict[int, recovery.Way]:
         """Suspects share one worker, so that the guilty one takes no more than that worker with it."""
         tokens = sum(lost.tokens for lost in interrupted)
-        heir = least_wait(self._serving(), tokens, self.state.config.page_size)
+        heir = least_wait(self.state, self._serving(), tokens)
         shared = recovery.Way("recompute", heir.id) if heir else recovery.Way("hold")
         return {req: way if way.way == "end" else shared for req, way in ways.items()}
 

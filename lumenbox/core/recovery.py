@@ -80,10 +80,10 @@ class _Load:
 
     def reattach_s(self, lost: Interrupted) -> float:
         shape = Shape(len(self._case.dead.requests), max(0, lost.tokens - lost.computed - 1), lost.tokens)
-        return self._case.state.birth_s + self._case.dead.model.seconds(shape)
+        return self._case.state.birth_s + self._case.state.model.seconds(shape)
 
     def _best(self, lost: Interrupted) -> Worker | None:
         return min(self._case.survivors, key=lambda w: (self._wait_s(w, lost), w.id), default=None)
 
     def _wait_s(self, worker: Worker, lost: Interrupted) -> float:
-        return predicted_wait_s(worker, self._given[worker.id] + lost.tokens, self._case.state.config.page_size)
+        return predicted_wait_s(self._case.state, worker, self._given[worker.id] + lost.tokens)

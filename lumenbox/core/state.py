@@ -88,7 +88,8 @@ class Worker(msgspec.Struct):
     requests: dict[int, bool] = {}
     backlog: dict[int, int] = {}
     backlog_tokens: int = 0
-    model: StepModel = msgspec.field(default_factory=StepModel)
+    pace: float = 1.0
+    """How its steps compare with the box's step model; see health.next_pace."""
 
 
 class CoreConfig(msgspec.Struct, frozen=True):
@@ -108,6 +109,9 @@ class CoreState(msgspec.Struct):
     config: CoreConfig
     workers: dict[int, Worker]
     requests: dict[int, Request] = {}
+    model: StepModel = msgspec.field(default_factory=StepModel)
+    """One for all workers, which run the same model on devices of one kind: a slot that had no work yet has no
+    opinion of its own, and one that had a bad moment would never get work again."""
     has_served: bool = False
     """Some worker was ready once: from then on a box without workers holds requests instead of refusing them."""
     closing: bool = False

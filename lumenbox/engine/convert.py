@@ -7,15 +7,24 @@ models were trained in. A file that holds float matrices keeps float32.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lumenbox.engine.architecture import quiet
+from lumenbox.engine.architecture import first_line, quiet
 
 FLOAT_TYPES = {"F16", "F32", "F64"}
+
+
+def read_once() -> None:
+    """Parsing the vocabulary takes seconds and transformers does it for each of config, weights and tokenizer."""
+    import gguf
+
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
 
 
 def convert(source: Path, target: Path) -> None:
@@ -28,6 +37,7 @@ def convert(source: Path, target: Path) -> None:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=dtype)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf)
         unmarked(loaded, dtype).save_pretrained(target)
+        tokenizer.model_max_length = loaded.config.max_position_embeddings
         tokenizer.save_pretrained(target, save_jinja_files=False)
 
 
@@ -59,11 +69,12 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m lumenbox.engine.convert SRC.gguf DST_DIR", file=sys.stderr)
         return 2
     source, target = map(Path, arguments)
+    read_once()
+    os.environ["TQDM_DISABLE"] = "1"  # transformers' reader shows a bar of its own
     try:
         convert(source, target)
-    except Exception as error:  # noqa: BLE001  the parent shows one line, whatever went wrong in foreign code
-        first_line = (str(error).splitlines() or [""])[0]
-        print(f"{source}: cannot be converted: {type(error).__name__}: {first_line}", file=sys.stderr)
+    except Exception as error:  # the parent shows one line, whatever went wrong in foreign code
+        print(f"{source}: cannot be converted: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -76,7 +76,8 @@ def choose(params: SamplingParams, position: int, scores: FloatRow) -> int:
     """The token at `position` (its index in the sequence) from processed scores."""
     if params.temperature == 0.0:
         return int(scores.argmax())
-    scaled = (scores - scores.max()) / params.temperature
+    with np.errstate(over="ignore"):  # a tiny temperature makes all but the best -inf, as it should
+        scaled = (scores - scores.max()) / params.temperature
     kept = keep(params, scaled)
     noise = gumbel(noise_key(params.seed, params.choice, position), kept)
     return int(kept[(scaled[kept] + noise).argmax()])

@@ -7,7 +7,6 @@ a model to the segment without copying. A worker only ever attaches.
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import re
 from collections.abc import Iterator
@@ -100,13 +99,13 @@ def attach(fd: int, entries: tuple[WeightEntry, ...], config: Any) -> torch.nn.M
     """Build the model on the meta device and bind its parameters to the segment: no copy, ties kept, buffers made anew."""
     memory = segment.attach(fd)
     model = architecture.meta_model(config, entries[0].dtype)
+    architecture.rebuild_buffers(model)  # first: it re-initialises parameters beside them, which are still on meta
     bound: dict[int, torch.nn.Parameter] = {}
     for entry in entries:
         if entry.offset not in bound:
             bound[entry.offset] = torch.nn.Parameter(_tensor(memory, entry), requires_grad=False)
         owner, _, leaf = entry.name.rpartition(".")
         model.get_submodule(owner)._parameters[leaf] = bound[entry.offset]
-    architecture.rebuild_buffers(model)
     return model.requires_grad_(False).eval()
 
 

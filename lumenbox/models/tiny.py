@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 # Texts that are one token each, in merge order: an entry's own beginnings come before it or are made on the way.
 WORDS = (  # noqa: SIM905 - words read best as words
     "the of and in to is for that on with as it was by at from be this are or an not which one all we can has but"
-    " more time will page lost stream light room open river stone table green letter window water house number"
+    " more time will page stream room open river stone table green letter window water house number"
 ).split()
 ENDINGS = "ing er ed ly tion es al ment ness able ous ive th st nd ch sh ck ou ea ee oo ai".split()  # noqa: SIM905
 CHARACTERS = (

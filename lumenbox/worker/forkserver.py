@@ -34,7 +34,8 @@ def main() -> None:
     process.die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     started = time.monotonic()
-    preload()
+    if os.environ.get("LUMENBOX_PRELOAD") != "0":  # `bench chaos --peer cold-start` shows what that would cost
+        preload()
     server = ForkServer(sock)
     server.send(frames.Warm(time.monotonic() - started))
     server.serve()

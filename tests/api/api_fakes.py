@@ -160,7 +160,7 @@ class RawClient:
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for what has no event of its own."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the condition is the server's own bookkeeping
+        while not condition():
             await asyncio.sleep(0.01)
 
 

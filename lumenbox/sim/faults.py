@@ -1,0 +1,128 @@
+"""What can go wrong, one small function a kind. None of them looks at what the core thinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lumenbox.core import events as e
+from lumenbox.sim.scenario import Fault
+from lumenbox.sim.shell import Link, Shell
+
+
+def perform(shell: Shell, fault: Fault) -> None:
+    """Make it happen."""
+    shell.history.append((shell.clock.now, fault))
+    KINDS[fault.kind](shell, fault)
+
+
+def calm(shell: Shell) -> None:
+    """The faults are over: what is slow or stopped goes on, nobody else is doomed, the operator resumes everyone.
+
+    What hangs goes on hanging: it is for the box to notice.
+    """
+    for slot in shell.slots:
+        slot.dooms.clear()
+        if slot.link is not None:
+            slot.link.process.doom = ""
+            slot.link.process.slow_factor = 1.0
+            slot.link.process.thaw()
+
+
+def _link(shell: Shell, fault: Fault) -> Link | None:
+    return shell.slots[fault.worker].link
+
+
+def _kill(shell: Shell, fault: Fault) -> None:
+    if (link := _link(shell, fault)) is not None:
+        link.process.die("killed")
+
+
+def _doom(shell: Shell, fault: Fault) -> None:
+    """It dies when it next passes the point."""
+    if (link := _link(shell, fault)) is not None:
+        link.process.doom = fault.point
+
+
+def _crash(shell: Shell, fault: Fault) -> None:
+    if (link := _link(shell, fault)) is not None:
+        link.process.die("crash" if fault.amount < 0.5 else "exit")
+
+
+def _hang(shell: Shell, fault: Fault) -> None:
+    if (link := _link(shell, fault)) is not None:
+        link.process.hangs = True
+        link.disturbed = fault.amount < 0.5
+
+
+def _stop(shell: Shell, fault: Fault) -> None:
+    """SIGSTOP, for a moment or for good."""
+    if (link := _link(shell, fault)) is not None:
+        link.process.frozen = True
+        shell.clock.after(3.0 * fault.amount**3, link.process.thaw)
+
+
+def _slow(shell: Shell, fault: Fault) -> None:
+    if (link := _link(shell, fault)) is not None:
+        link.process.slow_factor = 3.0 + 20.0 * fault.amount
+
+
+def _lose(shell: Shell, fault: Fault) -> None:
+    """The device falls off, and its memory with it."""
+    if (link := _link(shell, fault)) is not None and not link.fenced:
+        shell.slots[fault.worker].device_lost = True
+        link.process.die("killed")
+
+
+def _several(shell: Shell, fault: Fault) -> None:
+    for slot in shell.slots:
+        if slot.link is not None and shell.noise.random() < fault.amount:
+            slot.link.process.die("killed" if shell.noise.random() < 0.8 else "crash")
+
+
+def _everyone(shell: Shell, fault: Fault) -> None:
+    for slot in shell.slots:
+        if slot.link is not None:
+            slot.link.process.die("killed")
+
+
+def _fork_server(shell: Shell, fault: Fault) -> None:
+    shell.fork_server_dies()
+
+
+def _reborn(shell: Shell, fault: Fault) -> None:
+    """Killed, and its next incarnation too, on its way back."""
+    shell.slots[fault.worker].dooms.append(fault.point)
+    _kill(shell, fault)
+
+
+def _stillborn(shell: Shell, fault: Fault) -> None:
+    """Killed, and its next incarnations end themselves before they are ready."""
+    deaths = 1 + int(3 * fault.amount)
+    shell.slots[fault.worker].dooms.extend(["crash" if fault.amount < 0.5 else "exit"] * deaths)
+    _kill(shell, fault)
+
+
+def _unspawnable(shell: Shell, fault: Fault) -> None:
+    shell.slots[fault.worker].dooms.append("unspawnable")
+    _kill(shell, fault)
+
+
+def _pause(shell: Shell, fault: Fault) -> None:
+    shell.pause(2.0 * fault.amount**2)
+
+
+def _ask(shell: Shell, fault: Fault) -> None:
+    shell.soon(0.0, lambda: ask(shell, fault.kind, fault.worker))
+
+
+def ask(shell: Shell, verb: str, worker: int) -> None:
+    """An operator's wish."""
+    shell.tell(e.OperatorAsked(shell.clock.now, verb, worker))
+
+
+KINDS: dict[str, Callable[[Shell, Fault], None]] = {
+    "kill": _kill, "doom": _doom, "crash": _crash, "hang": _hang, "stop": _stop, "slow": _slow, "lose": _lose,
+    "several": _several, "everyone": _everyone, "fork_server": _fork_server, "reborn": _reborn,
+    "stillborn": _stillborn, "unspawnable": _unspawnable, "pause": _pause,
+    "drain": _ask, "resume": _ask, "restart": _ask, "upgrade": _ask, "shutdown": _ask,
+}  # fmt: skip

@@ -1,0 +1,140 @@
+"""What a seed stands for: the box, the load and the faults, all drawn before the first event."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from lumenbox.core.requests import SamplingParams
+from lumenbox.core.state import CoreConfig
+from lumenbox.sim.kv import END, VOCABULARY
+
+SPAN_S = 1.5
+"""Load and faults fall into this time; then the box must become whole."""
+FIRST_CALL_S = 0.25
+POINTS = ("page_taken", "step_computed", "frame_half_written", "frame_written", "page_reused")
+"""Where a worker can be made to die between two instructions; as in lumenbox.worker.faults."""
+BIRTH_POINTS = ("reattach_begun", "reattach_done", "ready_sent")
+
+
+@dataclass(slots=True, frozen=True)
+class Call:
+    """One client: `n` choices of each prompt. It leaves at `leaves_at` if it has not got all by then."""
+
+    at: float
+    prompts: list[list[int]]
+    n: int
+    params: SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    priority: int
+    leaves_at: float
+    poison: str
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """Something that goes wrong, or an operator's wish, at `at`. `kind` names a function of `faults`."""
+
+    at: float
+    kind: str
+    worker: int
+    amount: float
+    point: str
+
+
+@dataclass(slots=True, frozen=True)
+class Scenario:
+    """A whole history's causes. `late` stretches the time in which deaths are noticed."""
+
+    seed: int
+    core: CoreConfig
+    num_pages: int
+    max_num_seqs: int
+    token_budget: int
+    step_s: float
+    late: float
+    calls: list[Call]
+    faults: list[Fault]
+
+
+FAULTS = {
+    "kill": 5.0, "doom": 5.0, "crash": 2.0, "hang": 1.0, "stop": 2.0, "slow": 2.0, "lose": 0.5,
+    "several": 2.0, "everyone": 1.0, "fork_server": 1.0, "reborn": 3.0, "stillborn": 2.0, "unspawnable": 0.5,
+    "pause": 2.0, "drain": 3.0, "resume": 2.0, "restart": 2.0, "upgrade": 1.0, "shutdown": 0.1,
+}  # fmt: skip
+
+
+def scenario(seed: int) -> Scenario:
+    """Draw everything from the seed."""
+    rng = random.Random(seed)
+    workers = rng.randint(1, 6)
+    page_size = rng.choice((2, 3, 4, 8, 16))
+    context = rng.randint(16, 80)
+    num_pages = max(2, -(-context // page_size) + rng.choice((0, 0, 1, 3, 8, 24)))
+    max_num_seqs = rng.randint(1, 8)
+    return Scenario(
+        seed=seed,
+        core=CoreConfig(
+            workers=workers,
+            page_size=page_size,
+            max_queue=rng.choice((1, 3, 8, 100)),
+            max_model_len=context,
+            recovery=rng.choice(("none", "restart", "restart", "box", "box", "box")),
+            respawn=rng.random() < 0.92,
+        ),
+        num_pages=num_pages,
+        max_num_seqs=max_num_seqs,
+        token_budget=max_num_seqs + rng.choice((1, 4, 16, 64)),
+        step_s=rng.choice((0.004, 0.01, 0.02)),
+        late=rng.choice((0.2, 1.0, 5.0)),
+        calls=_calls(rng, context),
+        faults=_faults(rng, workers),
+    )
+
+
+def _calls(rng: random.Random, context: int) -> list[Call]:
+    prefixes = [[rng.randrange(1, len(VOCABULARY)) for _ in range(context)] for _ in range(2)]
+    return [_call(rng, context, prefixes) for _ in range(rng.randint(2, 9))]
+
+
+def _call(rng: random.Random, context: int, prefixes: list[list[int]]) -> Call:
+    at = rng.uniform(FIRST_CALL_S, SPAN_S)
+    max_tokens = rng.choice((1, 3, 10, 20, 40))
+    ends = (END,) if rng.random() < 0.8 else (END, rng.randrange(1, len(VOCABULARY)))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        end_ids=() if rng.random() < 0.3 else ends,
+        min_tokens=rng.choice((0, 0, 0, 2, 12)),
+        seed=rng.getrandbits(40),
+    )
+    stop = tuple(rng.choice(("bca", "ab", "éa", "cc", "f\n", " the b", "aaaa", "abcabc")) for _ in range(rng.randint(1, 2)))
+    return Call(
+        at=at,
+        prompts=[_prompt(rng, context, prefixes) for _ in range(rng.choice((1, 1, 1, 2)))],
+        n=rng.choice((1, 1, 1, 2, 3)),
+        params=params,
+        stop=stop if rng.random() < 0.4 else (),
+        include_stop=rng.random() < 0.3,
+        priority=rng.choice((0, 0, 0, -1, 1)),
+        leaves_at=at + rng.uniform(0.0, 1.0) if rng.random() < 0.15 else float("inf"),
+        poison=rng.choice(("assign", "step")) if rng.random() < 0.03 else "",
+    )
+
+
+def _prompt(rng: random.Random, context: int, prefixes: list[list[int]]) -> list[int]:
+    length = min(context - 1, rng.choice((1, 2, 7, 16, 33, context - 1)))
+    shared = rng.randint(0, length)
+    tail = [rng.randrange(1, len(VOCABULARY)) for _ in range(length - shared)]
+    return rng.choice(prefixes)[:shared] + tail
+
+
+def _faults(rng: random.Random, workers: int) -> list[Fault]:
+    count = rng.choice((0, 1, 2, 3, 4, 6, 9))
+    kinds = rng.choices(list(FAULTS), list(FAULTS.values()), k=count)
+    return [_fault(rng, kind, workers) for kind in kinds]
+
+
+def _fault(rng: random.Random, kind: str, workers: int) -> Fault:
+    points = BIRTH_POINTS if kind == "reborn" else POINTS
+    return Fault(rng.uniform(0.05, SPAN_S), kind, rng.randrange(workers), rng.random(), rng.choice(points))

@@ -1,0 +1,474 @@
+"""The simulated coordinator: does with the real core, ledger and mirrors what `lumenbox.coordinator.box` does.
+
+Everything that reaches it goes through `soon`: it has a latency, and waits while the coordinator is paused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
+
+import msgspec
+
+from lumenbox.core import commands as c
+from lumenbox.core import events as e
+from lumenbox.core.commands import AnyCommand
+from lumenbox.core.events import AnyEvent
+from lumenbox.core.health import deadline_s
+from lumenbox.core.ledger import Entry, Ledger
+from lumenbox.core.machine import PLANNED_CAUSES, Core
+from lumenbox.core.mirror import PoolMirror
+from lumenbox.core.requests import Sampled
+from lumenbox.core.state import SERVING, CoreState, WorkerPhase
+from lumenbox.sim.clock import Action, Clock
+from lumenbox.sim.kv import VOCABULARY, KvPool
+from lumenbox.sim.messages import Assign, Boot, Cancel, FromWorker, Placed, Ready, Step, ToWorker
+from lumenbox.sim.oracle import Client, Oracle, failure_free
+from lumenbox.sim.scenario import Call, Scenario
+from lumenbox.sim.worker import Phase, SimWorker
+
+IDLE_DEADLINE_S = 1.0
+BIRTH_DEADLINE_S = 60.0
+LOOK_S = 0.05
+HISTORY = 60
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One incarnation as the coordinator holds it."""
+
+    worker: int
+    incarnation: int
+    process: SimWorker
+    born: float
+    last_assign: float
+    ready: bool = False
+    disturbed: bool = False
+    fenced: bool = False
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Birth:
+    """An incarnation that is being forked."""
+
+    incarnation: int
+    keep_pool: bool
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """`warm_at` is when it can fork."""
+
+    warm_at: float
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class Slot:
+    """What outlives the incarnations, and the one that lives. `dooms` are the planned deaths of the next ones."""
+
+    worker: int
+    kv: KvPool
+    mirror: PoolMirror = field(default_factory=PoolMirror)
+    link: Link | None = None
+    birth: Birth | None = None
+    returning: list[int] = field(default_factory=list)
+    dooms: deque[str] = field(default_factory=deque)
+    device_lost: bool = False
+
+
+class Shell:
+    """See module docstring."""
+
+    def __init__(self, scenario: Scenario, clock: Clock, noise: random.Random) -> None:
+        self.scenario = scenario
+        self.clock = clock
+        self.noise = noise
+        self.core = Core(scenario.core)
+        self.oracle = Oracle()
+        self.ledger = Ledger(VOCABULARY)
+        size = scenario.core.page_size
+        self.slots = [Slot(i, KvPool(scenario.num_pages, size)) for i in range(scenario.core.workers)]
+        self.server = ForkServer(0.05)
+        self.exited: c.Exit | None = None
+        self.history: deque[tuple[float, object]] = deque(maxlen=HISTORY)
+        self.events_told = 0
+        self._groups: dict[int, list[Client]] = {}
+        self._epochs: dict[int, int] = {}
+        self._timers: dict[str, float] = {}
+        self._paused_until = 0.0
+        self._twin: Core | None = None
+        self._twin_from = noise.randrange(300) if noise.random() < 0.5 else -1
+        for slot in self.slots:
+            self._give_birth(slot, Birth(1, keep_pool=False))
+
+    # -- the coordinator's own time ------------------------------------------------------------------------------
+
+    def soon(self, delay_s: float, action: Action) -> None:
+        """Do it after a while, on the coordinator's loop."""
+        self.clock.after(delay_s, partial(self._when_awake, action))
+
+    def _when_awake(self, action: Action) -> None:
+        if self.clock.now < self._paused_until:
+            self.clock.at(self._paused_until, partial(self._when_awake, action))
+        else:
+            action()
+
+    def pause(self, seconds: float) -> None:
+        """The coordinator stands still; when it wakes it reads every socket before anything else."""
+        self._paused_until = max(self._paused_until, self.clock.now + seconds)
+        self.clock.at(self._paused_until, self._drain_all)
+
+    def _drain_all(self) -> None:
+        for slot in self.slots:
+            if slot.link is not None:
+                self._read(slot.link)
+
+    # -- core ----------------------------------------------------------------------------------------------------
+
+    def tell(self, event: AnyEvent) -> list[AnyCommand]:
+        """Hand an event to the core and perform its answer; a twin that began from a snapshot must answer the same."""
+        if self.events_told == self._twin_from:
+            snapshot = msgspec.msgpack.encode(self.core.state)
+            self._twin = Core(state=msgspec.msgpack.decode(snapshot, type=CoreState))
+        self.events_told += 1
+        self.history.append((self.clock.now, event))
+        commands = self.core.handle(event)
+        if self._twin is not None:
+            assert self._twin.handle(event) == commands, "a replay from a snapshot answers otherwise"
+        self.core.check()
+        for command in commands:
+            self.history.append((self.clock.now, command))
+            self._perform(command)
+        return commands
+
+    def check_twin(self) -> None:
+        """The replayed core ends where the other does."""
+        assert self._twin is None or self._twin.state == self.core.state, "a replay ends in another state"
+
+    def _perform(self, command: AnyCommand) -> None:
+        match command:
+            case c.Assign():
+                self._assign(command)
+            case c.Cancel(worker=worker, req=req, epoch=epoch) | c.MoveOut(worker=worker, req=req, epoch=epoch):
+                self._send(self.slots[worker], Cancel(req, epoch))
+            case c.Refuse(reqs=reqs):
+                for req in reqs:
+                    self.ledger.close(req)
+                    self.oracle.clients[req].ended("refused")
+            case c.EndStream():
+                self._end_stream(command)
+            case c.Fence():
+                self._fence(command)
+            case c.Spawn(worker=worker, incarnation=incarnation, keep_pool=keep_pool):
+                self._spawn(self.slots[worker], Birth(incarnation, keep_pool))
+            case c.SetTimer(name=name, at=at):
+                self._timers[name] = at
+                self.soon(at - self.clock.now, partial(self._timer_due, name, at))
+            case c.Changed() | c.Planned():
+                pass
+            case c.Exit():
+                self.exited = command
+            case _:
+                assert_never(command)
+
+    def _timer_due(self, name: str, at: float) -> None:
+        if self._timers.get(name) == at:
+            del self._timers[name]
+            self.tell(e.TimerFired(self.clock.now, name))
+
+    def _send(self, slot: Slot, message: ToWorker) -> None:
+        if slot.link is not None:
+            if isinstance(message, Assign):
+                slot.link.last_assign = self.clock.now
+            slot.link.process.receive(message)
+
+    def _assign(self, command: c.Assign) -> None:
+        slot, entry = self.slots[command.worker], self.ledger.entries[command.req]
+        assert command.epoch > self._epochs.get(command.req, -1), "two assignments under one epoch"
+        self._epochs[command.req] = entry.epoch = command.epoch
+        if command.way == "reattach":
+            slot.returning.append(entry.rid)
+            return
+        assert self.core.state.workers[command.worker].phase in SERVING, "assigned to one that does not serve"
+        assert slot.link is not None and not slot.link.fenced, "assigned to the dead"
+        self._send(slot, Assign(self._placed(entry)))
+
+    def _placed(self, entry: Entry, table: tuple[int, ...] = (), num_computed: int = 0) -> Placed:
+        return Placed(
+            entry.rid,
+            entry.epoch,
+            entry.params,
+            list(entry.tokens),
+            entry.num_prompt,
+            entry.priority,
+            self.oracle.clients[entry.rid].call.poison,
+            list(table),
+            num_computed,
+        )
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def call(self, call: Call) -> None:
+        """A client calls."""
+        if self.exited is not None:
+            return
+        max_model_len = self.scenario.core.max_model_len
+        group: list[Client] = []
+        for prompt in call.prompts:
+            for choice in range(call.n):
+                rid = len(self.oracle.clients) + 1
+                client = Client(rid, call, failure_free(call, prompt, choice, max_model_len))
+                params = msgspec.structs.replace(call.params, choice=choice)
+                self.ledger.open(rid, params, prompt, call.stop, call.include_stop, call.priority)
+                self.oracle.clients[rid] = client
+                self._groups[rid] = group
+                group.append(client)
+        entries = [self.ledger.entries[client.rid] for client in group]
+        news = tuple(e.NewRequest(x.rid, x.num_prompt, x.params.max_tokens) for x in entries)
+        self.tell(e.RequestArrived(self.clock.now, news, call.priority))
+        if call.leaves_at != float("inf"):
+            self.soon(call.leaves_at - self.clock.now, partial(self._abandon, group))
+
+    def _abandon(self, group: list[Client]) -> None:
+        for client in group:
+            if not client.end:
+                client.ended("left")
+                self.ledger.close(client.rid)
+                self.tell(e.ClientGone(self.clock.now, client.rid))
+
+    def _end_stream(self, command: c.EndStream) -> None:
+        self.oracle.failed(command, self.core.state)
+        self.ledger.close(command.req)
+        # not at once: the commands that follow in the same answer may name its siblings
+        self.soon(0.0, partial(self._abandon, self._groups[command.req]))
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def _readable(self, link: Link) -> None:
+        if self.slots[link.worker].link is link and not link.fenced:
+            self._read(link)
+
+    def _read(self, link: Link) -> None:
+        """Every whole frame that is in the socket."""
+        frames, slot = link.process.socket.frames, self.slots[link.worker]
+        while frames:
+            self._on_frame(slot, link, frames.popleft())
+        if link.process.alive:
+            self._check_mirror(slot, link.process.promised)
+
+    def _on_frame(self, slot: Slot, link: Link, frame: FromWorker) -> None:
+        match frame:
+            case Ready(num_pages=pages, pool_kept=kept):
+                link.ready = True
+                self.tell(e.WorkerReady(self.clock.now, slot.worker, link.incarnation, pages, kept))
+            case Step():
+                self._commit(slot, link, frame)
+
+    def _commit(self, slot: Slot, link: Link, step: Step) -> None:
+        """One step happened: mirror, ledger, streams, core, in this order."""
+        now, report = self.clock.now, step.report
+        slot.mirror.apply(report)
+        for rid, epoch, cached in report.admitted:
+            self.tell(e.Admitted(now, slot.worker, rid, epoch, cached))
+        endings = {rid: reason for rid, _, reason in report.finished}
+        for rid, epoch, drawn in report.tokens:
+            self._drawn(slot, rid, epoch, drawn, endings.get(rid))
+        for rid, epoch in report.dropped:
+            if (entry := self.ledger.entries.get(rid)) is not None:
+                self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
+        if step.seconds:
+            s = step.shape
+            shape = (s.decodes, s.prefill_tokens, s.context_tokens)
+            incarnation, pages = link.incarnation, step.free_pages
+            self.tell(e.StepCommitted(now, slot.worker, incarnation, step.number, *shape, step.seconds, pages))
+
+    def _drawn(self, slot: Slot, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
+        gain = self.ledger.extend(rid, epoch, drawn, reason)
+        if gain is None:
+            return
+        assert self.core.state.requests[rid].worker == slot.worker, "tokens of one who does not own the request"
+        entry = self.ledger.entries[rid]
+        slot.mirror.sampled(rid, len(entry.tokens))
+        self.oracle.clients[rid].gained(gain, entry.num_generated)
+        if gain.finish_reason is not None:
+            self.ledger.close(rid)
+            now = self.clock.now
+            self.tell(e.ClientGone(now, rid) if gain.stopped else e.RequestFinished(now, rid, entry.num_generated))
+
+    def _check_mirror(self, slot: Slot, promised: PoolMirror) -> None:
+        """All frames are delivered: the mirror shows what was promised."""
+        assert slot.mirror.tables == promised.tables, "the mirror has other tables than the worker"
+        assert slot.mirror.hashes == promised.hashes, "the mirror has another prefix cache than the worker"
+        for rid in promised.computed.keys() & self.ledger.entries.keys():
+            assert slot.mirror.computed[rid] == promised.computed[rid], "the mirror counts other KV than there is"
+
+    # -- health --------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """As `monitor._look`: judge every heartbeat."""
+        for slot in self.slots:
+            if (link := slot.link) is not None and not link.fenced:
+                late = self._late_s(link)
+                if late > 0:
+                    step = link.process.steps
+                    self.tell(e.StepOverdue(self.clock.now, link.worker, link.incarnation, step, late))
+
+    def _late_s(self, link: Link) -> float:
+        now, process, worker = self.clock.now, link.process, self.core.state.workers[link.worker]
+        if not link.ready:
+            return now - link.born - BIRTH_DEADLINE_S
+        if process.phase == Phase.COMPUTE:
+            return now - process.since - deadline_s(worker.model, process.shape)
+        if process.phase == Phase.IDLE and worker.requests:
+            return now - max(process.since, link.last_assign) - IDLE_DEADLINE_S
+        return 0.0
+
+    # -- failure -------------------------------------------------------------------------------------------------
+
+    def _died(self, link: Link) -> None:
+        """The kernel shows it, sooner or later."""
+        if link.process.killer is not None:
+            self.oracle.died_by(link.process.killer)
+        late = self.noise.random() ** 4 * self.scenario.late
+        self.soon(0.0002 + late, partial(self._on_exit, link))
+
+    def _on_exit(self, link: Link) -> None:
+        if self.slots[link.worker].link is link:
+            self.tell(e.WorkerExiting(self.clock.now, link.worker, link.incarnation, "pidfd"))
+
+    def _fence(self, command: c.Fence) -> None:
+        """Kill, read out, judge, settle: each takes its time, and other things happen in between."""
+        slot = self.slots[command.worker]
+        slot.birth = None
+        if slot.link is None:
+            own_making = command.cause not in PLANNED_CAUSES
+            self.soon(0.0, partial(self._settle, slot, command, command.cause, own_making))
+        else:
+            self.soon(self.noise.uniform(0.0, 0.002), partial(self._fenced, slot, slot.link, command))
+
+    def _fenced(self, slot: Slot, link: Link, command: c.Fence) -> None:
+        stopped, died_as = link.process.frozen, link.process.how
+        link.process.die("killed")
+        self._read(link)
+        link.fenced = True
+        cause, own_making = _judge(command.cause, died_as, stopped or link.disturbed)
+        self.soon(self.noise.uniform(0.0, 0.01), partial(self._settle_link, slot, command, cause, own_making))
+
+    def _settle_link(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> None:
+        slot.link = None
+        self._settle(slot, command, cause, own_making)
+
+    def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> None:
+        now, owned = self.clock.now, list(self.core.state.workers[slot.worker].requests)
+        interrupted = tuple(
+            e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
+            for rid in owned
+            if (entry := self.ledger.entries.get(rid)) is not None
+        )
+        self.oracle.settled(owned, own_making)
+        slot.returning = []
+        lost, slot.device_lost = slot.device_lost, False
+        if lost:
+            slot.kv.scramble((), self.noise)
+        self.tell(e.Settled(now, slot.worker, command.incarnation, cause, own_making, lost, interrupted))
+
+    # -- births --------------------------------------------------------------------------------------------------
+
+    def _spawn(self, slot: Slot, birth: Birth) -> None:
+        if birth.keep_pool:
+            slot.mirror.keep_only(set(slot.returning))
+        else:
+            slot.mirror.clear()
+        self._give_birth(slot, birth)
+
+    def _give_birth(self, slot: Slot, birth: Birth) -> None:
+        slot.birth = birth
+        wait_s = max(0.0, self.server.warm_at - self.clock.now) + self.noise.uniform(0.002, 0.03)
+        self.soon(wait_s, partial(self._forked, slot, birth, self.server))
+
+    def _forked(self, slot: Slot, birth: Birth, server: ForkServer) -> None:
+        if slot.birth is not birth:
+            return  # fenced before it was born
+        if not server.alive:
+            self._give_birth(slot, birth)
+            return
+        slot.birth = None
+        doom = slot.dooms.popleft() if slot.dooms else ""
+        if doom == "unspawnable":
+            self.tell(e.SpawnFailed(self.clock.now, slot.worker, birth.incarnation, "no descriptors left"))
+            return
+        boot = self._boot(slot, birth)
+        process = SimWorker(
+            self.scenario,
+            self.clock,
+            self.noise,
+            slot.kv,
+            boot,
+            doom,
+            lambda: self.soon(self.noise.uniform(0.0001, 0.003), partial(self._readable, link)),
+            lambda: self._died(link),
+        )
+        link = slot.link = Link(slot.worker, birth.incarnation, process, self.clock.now, self.clock.now)
+
+    def _boot(self, slot: Slot, birth: Birth) -> Boot:
+        returning, slot.returning = slot.returning, []
+        mirror = slot.mirror
+        entries = [self.ledger.entries[rid] for rid in returning if rid in self.ledger.entries]
+        mirror.keep_only({entry.rid for entry in entries})
+        adopted = [self._placed(x, tuple(mirror.tables[x.rid]), mirror.computed[x.rid]) for x in entries]
+        return Boot(adopted, list(mirror.hashes.items()) if birth.keep_pool else [])
+
+    def fork_server_dies(self) -> None:
+        """All its children die with it; another one takes its place once that is noticed."""
+        if not self.server.alive or self.server.warm_at > self.clock.now:
+            return
+        self.server.alive = False
+        for slot in self.slots:
+            if slot.link is not None:
+                slot.link.process.die("killed")
+        self.soon(self.noise.uniform(0.001, 0.05), self._replace_server)
+
+    def _replace_server(self) -> None:
+        self.server = ForkServer(self.clock.now + self.noise.uniform(0.1, 1.0))
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def is_whole(self) -> bool:
+        """Every slot serves that can, and nothing is left to do."""
+        fine = {WorkerPhase.READY, WorkerPhase.QUARANTINED}
+        if not self.scenario.core.respawn:
+            fine.add(WorkerPhase.DEAD)
+        return (
+            not self.core.state.requests
+            and all(worker.phase in fine for worker in self.core.state.workers.values())
+            and all(_rests(slot.link.process) for slot in self.slots if slot.link is not None)
+        )
+
+    def check_rest(self) -> None:
+        """Nothing is left behind: all pages free or cached, no table in a mirror, every client has its end."""
+        assert not self.ledger.entries and not self.core.num_waiting
+        assert all(client.end for client in self.oracle.clients.values()), "a client waits for ever"
+        for slot in self.slots:
+            if slot.link is not None:
+                pool = slot.link.process.scheduler.pool
+                assert pool.num_free + pool.num_cached == pool.num_pages, "pages leaked"
+                assert not slot.mirror.tables, "the mirror keeps tables of requests that have ended"
+
+
+def _rests(process: SimWorker) -> bool:
+    return process.alive and not process.frozen and process.phase == Phase.IDLE and not process.socket.frames
+
+
+def _judge(cause: str, died_as: str, excused: bool) -> tuple[str, bool]:
+    """The cause for the report, and whether the death speaks against the worker or its requests (box._judge)."""
+    if cause in PLANNED_CAUSES or cause == "slow":
+        return cause, False
+    if cause == "hang":
+        return cause, not excused
+    if excused or died_as in ("killed", ""):
+        return "signal", False
+    return ("exit" if died_as == "exit" else "signal"), True
