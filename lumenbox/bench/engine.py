@@ -7,12 +7,13 @@ with itself (attention left out, exact mode off) alternates step by step, so tha
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,30 +50,27 @@ class Bench:
     inexact: Engine
 
 
-def run(
+def run(  # noqa: PLR0917  the flags of the verb, in their order
     model_dir: Path,
-    batches: list[int],
-    contexts: list[int],
-    *,
+    batches: Iterable[int],
+    contexts: Iterable[int],
     dtype: str = "auto",
-    exact: str = "auto",
+    exact: bool = False,
     peer: str | None = None,
     threads: int = 1,
     rounds: int = 2,
-    progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure and return the JSON object of CONTRACT §6. `peer` is transformers, vllm or None."""
+    """Measure and return the JSON object of CONTRACT §6. `peer` is transformers, vllm or None; best of `rounds`."""
+    batches, contexts = list(batches), list(contexts)
     tokens = max(max(batches) * (max(contexts) + _new_tokens(max(batches), max(contexts)) + 16), PREFILL_TOKENS + 16)
-    bench = _load(model_dir, dtype, exact, threads, tokens)
+    bench = _load(model_dir, dtype, "on" if exact else "off", threads, tokens)
     contestants: dict[str, Contestant] = {"lumenbox": lambda prompts, new: _serve(bench.engine, prompts, new)}
     if peer:
         contestants[peer] = PEERS[peer](bench)
     rows = []
     for batch in batches:
         for context in contexts:
-            progress(f"batch {batch}, context {context}")
             rows.append(_row(bench, contestants, peer, batch, context, rounds))
-    progress(f"prefill of {PREFILL_TOKENS} tokens")
     return {"schema": 1, "rows": rows, "prefill": _prefill(bench, rounds)}
 
 
@@ -200,7 +198,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def _attention(model: Any, name: str) -> Any:
+def _attention(model: Any, name: str) -> Iterator[None]:
     model.set_attn_implementation(name)
     try:
         yield
@@ -214,7 +212,7 @@ def no_attention(_module: Any, query: torch.Tensor, *_: Any, **__: Any) -> tuple
 
 
 def _prefill(bench: Bench, rounds: int) -> dict[str, Any]:
-    """Tokens a second of a long prompt in chunks of the token budget, beside transformers' plain forward of it whole."""
+    """Tokens a second of a long prompt in chunks of the budget, beside transformers' plain forward of it whole."""
     prompts = _prompts(bench, 1, PREFILL_TOKENS, seed=0)
     plain_model, ids = _transformers_model(bench), torch.tensor(prompts)
 
@@ -269,13 +267,11 @@ def _vllm(bench: Bench) -> Contestant:
     """vLLM on CPU, where it is installed. It tells no token times, so its decodes are the difference of two runs."""
     if not importlib.util.find_spec("vllm"):
         raise StartupError("--peer vllm: vllm is not installed in this environment")
-    from vllm import LLM
-    from vllm import SamplingParams as VllmParams
-
-    llm = LLM(str(bench.model_dir), dtype=bench.report.dtype, max_num_batched_tokens=TOKEN_BUDGET)
+    vllm = importlib.import_module("vllm")
+    llm = vllm.LLM(str(bench.model_dir), dtype=bench.report.dtype, max_num_batched_tokens=TOKEN_BUDGET)
 
     def seconds(prompts: Prompts, new_tokens: int) -> float:
-        params = VllmParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        params = vllm.SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         return _timed(lambda: llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False))
 
     def serve(prompts: Prompts, new_tokens: int) -> list[list[float]]:

@@ -29,12 +29,13 @@ def main() -> None:
 
 
 def _register() -> None:
-    from lumenbox.cli import bench, chat, models, up, verbs
+    from lumenbox.cli import bench, chat, models, top, up, verbs
 
     main.add_command(up.up)
     main.add_command(models.models)
     main.add_command(chat.chat)
     main.add_command(bench.bench)
+    main.add_command(top.top)
     for verb in verbs.ALL:
         main.add_command(verb)
 

@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from lumenbox.config import BoxConfig
 from lumenbox.coordinator import monitor, verbs
 from lumenbox.coordinator.births import open_log
 from lumenbox.coordinator.box import Box
-from lumenbox.coordinator.control import ControlServer
+from lumenbox.coordinator.control import ControlServer, Verb
 from lumenbox.coordinator.forkserver import ForkServer
 from lumenbox.errors import LumenboxError, StartupError, TimedOut
 from lumenbox.memory import sizing
@@ -36,10 +36,12 @@ from lumenbox.models.tokenizer import Tokenizer
 
 log = logging.getLogger("lumenbox")
 SIGNAL_EXIT = 128
+Show = Callable[[dict[str, Verb]], Coroutine[Any, Any, None]]
+"""Shows a box, by its verbs, until cancelled."""
 
 
-def serve(config: BoxConfig, wait_s: float) -> int:
-    """Run the box until it is told to end; returns the exit code."""
+def serve(config: BoxConfig, wait_s: float, show: Show | None = None) -> int:
+    """Run the box until it is told to end; returns the exit code. `show` begins after the ready line."""
     with _locked(config.run_dir):
         _log_to(config.run_dir)
         _raise_descriptor_limit()
@@ -50,7 +52,7 @@ def serve(config: BoxConfig, wait_s: float) -> int:
             found = facts.check(config.model_dir)
             sizing.require(found.weight_bytes, "the weights", "choose a smaller model")
             fork_server = _new_fork_server(config, {})
-            code: int = uvloop.run(_Run(config, found, fork_server, sockets).run(wait_s))
+            code: int = uvloop.run(_Run(config, found, fork_server, sockets, show).run(wait_s))
             return code
         finally:
             for sock in sockets:
@@ -112,12 +114,18 @@ class _Run:
     """One box on one event loop."""
 
     def __init__(
-        self, config: BoxConfig, found: facts.ModelFacts, fork_server: ForkServer, sockets: list[socket.socket]
+        self,
+        config: BoxConfig,
+        found: facts.ModelFacts,
+        fork_server: ForkServer,
+        sockets: list[socket.socket],
+        show: Show | None,
     ) -> None:
         self._config = config
         self._facts = found
         self._fork_server = fork_server
         self._sockets = sockets
+        self._show = show
         self._signals: asyncio.Queue[int] = asyncio.Queue()
 
     async def run(self, wait_s: float) -> int:
@@ -172,6 +180,8 @@ class _Run:
             gc.collect()
             gc.freeze()
             print(_ready_line(box), flush=True)
+            if self._show is not None:
+                tasks.create_task(self._show(verbs.table(box, self._signals)))
 
     async def _serve_until_told(self, box: Box, starting: asyncio.Task[None]) -> int:
         told = asyncio.ensure_future(self._signals.get())

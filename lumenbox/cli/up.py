@@ -74,18 +74,21 @@ class UpCommand(click.Command):
 @flag("--recovery", type=click.Choice(["none", "restart", "box"]), default="box")
 @flag("--generation-config", type=click.Choice(["request", "model"]), default="request")
 @flag("--chaos-env", is_flag=True, help="Allow LUMENBOX_FAULT although an API key is set")
-@click.option("--tui/--no-tui", default=None, hidden=True)
+@flag("--tui/--no-tui", default=None, help="Show the box on the terminal  [default: if stdout is one]")
 @click.pass_context
 def up(ctx: click.Context, /, detach: bool, wait_s: float, **values: Any) -> None:
     """Start a box that serves MODEL (a name, a folder, or a hub id; default: smollm2-135m)."""
     if detach:
         _detached(values["run_dir"], wait_s)
         return
-    from lumenbox.cli.serve import serve
+    from lumenbox.cli.serve import Show, serve
     from lumenbox.cli.settings import resolve
+    from lumenbox.tui.terminal import may_draw
 
-    values.pop("tui")
-    ctx.exit(serve(resolve(values), wait_s))
+    show: Show | None = None
+    if may_draw(values.pop("tui")):
+        from lumenbox.tui.app import beside as show
+    ctx.exit(serve(resolve(values), wait_s, show))
 
 
 def _detached(run_dir: Path, wait_s: float) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 PERIOD_S = 0.01
 LATE_S = 0.1
 """A look that comes so late says more about the coordinator than about its workers: sockets are read first."""
-IDLE_DEADLINE_S = 1.0
-"""A worker that has work begins its next step within this time."""
 BIRTH_DEADLINE_S = 60.0
 
 
@@ -52,17 +50,18 @@ def _look(box: Box, link: WorkerLink) -> None:
 def _late_s(box: Box, link: WorkerLink, status: Status) -> float:
     """How far a worker is beyond its deadline; waiting for a core is not held against it."""
     now = time.monotonic()
-    worker = box.core.state.workers[link.worker]
+    worker, model = box.core.state.workers[link.worker], box.core.state.model
     since = status.since_ns / 1e9
     if not link.ready:
         late = now - link.born - BIRTH_DEADLINE_S
     elif status.phase == Phase.COMPUTE:
         shape = Shape(status.decodes, status.prefill_tokens, status.context_tokens)
-        late = now - since - deadline_s(box.core.state.model, worker.pace, shape)
+        late = now - since - deadline_s(model, worker.pace, shape)
     elif worker.requests:
         # Between steps. One that waits in `send` does so for us, and goes on as soon as its socket is read: what counts
         # is the silence since then.
-        late = now - max(since, link.last_assign, link.last_heard) - IDLE_DEADLINE_S
+        decodes = Shape(len(worker.requests), 0, worker.context_tokens)
+        late = now - max(since, link.last_assign, link.last_heard) - deadline_s(model, worker.pace, decodes)
     else:
         return 0.0
     return late - link.waited_s(status.tid, status.waited_ns) if late > 0 else 0.0

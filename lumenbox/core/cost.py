@@ -1,4 +1,8 @@
-"""What a step costs: a linear model of its shape, fitted while the box runs by recursive least squares."""
+"""What a step costs: a linear model of its shape, fitted while the box runs.
+
+Fitted by proportionate normalised least mean squares, the coefficients kept from going negative. Recursive least squares, tried
+first, diverged under that constraint, and without it learned negative rates from steps that all look alike.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ import msgspec
 
 SCALES = (1.0, 8.0, 256.0, 4096.0)
 """Decodes, prefill tokens and context tokens are measured in units that make all features about one."""
-FORGETTING = 0.98
-"""Weight that an observation keeps per later one: about fifty steps of memory."""
+RATE = 0.3
+"""Share of an error that one observation corrects."""
+SHARE_OF_SMALL = 0.02
+"""An error is laid on the coefficients in proportion to their size, and so much of the largest on each at least."""
 FIRST_OBSERVATIONS = 8
 SURPRISE = 3.0
 """An observation counts as this many times the prediction at most: a hiccup is no law, a real change comes soon."""
 FLOOR_S = 1e-4
-LARGEST_VARIANCE = 1e2
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -28,14 +33,11 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 class StepModel(msgspec.Struct):
     """seconds = a + b * decodes / 8 + c * prefill_tokens / 256 + d * context_tokens / 4096, none of them negative.
 
-    `seconds` predicts; `observe` learns (recursive least squares with forgetting, Haykin, Adaptive Filter Theory §9).
+    `seconds` predicts; `observe` learns (proportionate normalised LMS, Duttweiler 2000; projected onto >= 0).
     `largest_*` bound the region in which a prediction is worth anything.
     """
 
     coefficients: list[float] = msgspec.field(default_factory=lambda: [0.02, 0.016, 0.256, 0.002])
-    covariance: list[list[float]] = msgspec.field(
-        default_factory=lambda: [[1.0 if i == j else 0.0 for j in range(len(SCALES))] for i in range(len(SCALES))]
-    )
     observed: int = 0
     largest_decodes: int = 0
     largest_prefill: int = 0
@@ -57,14 +59,11 @@ class StepModel(msgspec.Struct):
         x = _features(shape)
         if self.observed >= FIRST_OBSERVATIONS:
             seconds = min(seconds, SURPRISE * self.seconds(shape))
-        px = [_dot(row, x) for row in self.covariance]
-        gain = [v / (FORGETTING + _dot(x, px)) for v in px]
-        error = seconds - _dot(self.coefficients, x)
-        self.coefficients = [max(0.0, c + g * error) for c, g in zip(self.coefficients, gain, strict=True)]
-        self.covariance = [
-            [min(LARGEST_VARIANCE, (p - g * w) / FORGETTING) for p, w in zip(row, px, strict=True)]
-            for row, g in zip(self.covariance, gain, strict=True)
-        ]
+        weights = [c + SHARE_OF_SMALL * max(self.coefficients) for c in self.coefficients]
+        power = sum(w * v * v for w, v in zip(weights, x, strict=True))
+        step = RATE * (seconds - _dot(self.coefficients, x)) / power
+        moves = [step * w * v for w, v in zip(weights, x, strict=True)]
+        self.coefficients = [max(0.0, c + move) for c, move in zip(self.coefficients, moves, strict=True)]
         self.observed += 1
         self.largest_decodes = max(self.largest_decodes, shape.decodes)
         self.largest_prefill = max(self.largest_prefill, shape.prefill_tokens)

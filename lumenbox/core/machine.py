@@ -421,5 +421,5 @@ class Core:
             assert not list(requests), "a request assigned to the dead"
         for request in requests:
             assert (request.phase == RequestPhase.RETURNING) <= (
-                worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY)
+                worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY, WorkerPhase.DRAINING)
             )

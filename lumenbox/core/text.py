@@ -37,7 +37,7 @@ class TextAssembler:
         """Tokens not released, each with the position in the text at which it is."""
 
     def feed(self, drawn: Sampled, piece: bytes, may_stop: bool = True) -> Release:
-        """Add one token and its bytes. While `may_stop` is False (min_tokens) stop strings are plain text."""
+        """Add one token and its bytes. A stop string that is complete while `may_stop` is False (min_tokens) is text."""
         text = self._decoder.decode(piece)
         incomplete = bool(self._decoder.getstate()[0])
         if not (self._held or self._queue or incomplete or self._stop):
@@ -47,7 +47,7 @@ class TextAssembler:
         self._queue.append((self._released + len(self._held) + incomplete, drawn))
         if self._stop and may_stop and (match := self._first_match(len(text))):
             return self._cut(match)
-        return self._release(len(self._held) - (self._open_suffix() if may_stop else 0))
+        return self._release(len(self._held) - self._open_suffix())
 
     def finish(self, last: Sampled | None = None) -> Release:
         """Nothing follows: release all, a torn character as U+FFFD; `last` is an end token without text of its own."""

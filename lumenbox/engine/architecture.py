@@ -81,7 +81,7 @@ def _causal_class(config: Any) -> Any:
     import transformers
 
     known = transformers.AutoModelForCausalLM._model_mapping
-    cls = known[type(config)] if type(config) in known else None
+    cls = known.get(type(config), None)
     refusals = {
         "it is no causal language model": cls is None or cls.__name__ not in (config.architectures or [cls.__name__]),
         "it has recurrent state, which no page can hold": getattr(cls, "_is_stateful", False),

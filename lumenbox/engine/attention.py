@@ -39,7 +39,7 @@ def paged_attention(
         raise RuntimeError("this model's attention reads KV pages; run it through lumenbox.engine, not by model(ids)")
     if s_aux is not None:
         raise RuntimeError("attention sinks are not supported")
-    step, pool, layer = lumenbox_step, lumenbox_pool, int(module.layer_idx)  # type: ignore[arg-type]
+    step, pool, layer = lumenbox_step, lumenbox_pool, int(module.layer_idx)
     real = step.num_rows
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     out = q.new_zeros(step.total_rows + 1, *q.shape[1:])  # the last row takes what padding rows compute
@@ -62,17 +62,14 @@ def _attend(
     if softcap is None:
         out = scaled_dot_product_attention(packed, k, v, attn_mask=group.mask, scale=scaling)
     else:
-        out = _softcapped(packed, k, v, group.mask, scaling or dim**-0.5, softcap)
+        scores = _softcapped(packed, k, scaling or dim**-0.5, softcap).add_(group.mask)
+        out = scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
     return out.view(blocks, kv_heads, rows, -1, dim).transpose(1, 2).reshape(blocks * rows, heads, dim)
 
 
-def _softcapped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scaling: float, softcap: float
-) -> torch.Tensor:
+def _softcapped(q: torch.Tensor, k: torch.Tensor, scaling: float, softcap: float) -> torch.Tensor:
     """Gemma 2: scores squashed into (-softcap, softcap) before the mask; no fused call does that on CPU."""
-    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scaling / softcap).tanh_().mul_(softcap)
-    weights = scores.add_(mask).softmax(-1, dtype=torch.float32).to(q.dtype)
-    return torch.matmul(weights, v)
+    return torch.matmul(q, k.transpose(-1, -2)).mul_(scaling / softcap).tanh_().mul_(softcap)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

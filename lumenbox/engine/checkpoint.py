@@ -1,7 +1,7 @@
 """Safetensors files on disk: which ones belong to the model, what their headers promise, and the tensors in them.
 
-The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON header, then the data,
-without holes. Files are distrusted: truncated downloads, HTML error pages and git-lfs pointers all end in `.safetensors`.
+The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON header, then the data
+without holes. Files are distrusted: cut downloads, HTML error pages and git-lfs pointers all end in `.safetensors`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -124,29 +123,23 @@ def _check_tiling(path: Path, stored: dict[str, Stored], base: int, size: int) -
 
 
 class Reader:
-    """Maps files privately, one at a time, and hands out tensors over the mapping."""
+    """Maps each file once, privately, and hands out tensors over the mapping."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._maps.clear()
-
     def tensor(self, stored: Stored) -> torch.Tensor:
-        """The stored numbers, read-only by convention (the mapping is private, a write would not reach the file)."""
-        if stored.path not in self._maps:
-            with stored.path.open("rb") as file:
-                self._maps[stored.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        """The stored numbers. Read-only by convention: the mapping is private, a write would not reach the file."""
         shape = torch.Size(stored.shape)
         if not shape.numel():
             return torch.empty(shape, dtype=stored.dtype)
-        memory = self._maps[stored.path]
-        if stored.start % stored.dtype.itemsize == 0:
-            return torch.frombuffer(memory, dtype=stored.dtype, count=shape.numel(), offset=stored.start).view(shape)
-        raw = bytearray(memory[stored.start : stored.stop])  # an old writer's unaligned header
-        return torch.frombuffer(raw, dtype=stored.dtype).view(shape)
+        memory, offset = self._map(stored.path), stored.start
+        if offset % stored.dtype.itemsize:  # an old writer's unaligned header
+            memory, offset = bytearray(memory[stored.start : stored.stop]), 0
+        return torch.frombuffer(memory, dtype=stored.dtype, count=shape.numel(), offset=offset).view(shape)
+
+    def _map(self, path: Path) -> Any:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[path]

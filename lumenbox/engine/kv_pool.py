@@ -1,7 +1,7 @@
-"""A worker's KV pages as tensors over the shared segment. Nothing here knows requests: it reads and writes slots of pages.
+"""A worker's KV pages as tensors over the shared segment. Nothing here knows requests: only pages and their slots.
 
-Inside a page each layer has one run `[page_size, 2, kv_heads, head_dim]`: a token's K and V lie side by side, so that one
-gather fetches both, one scatter writes both, and the first n tokens of a page are one run of bytes per layer.
+Inside a page each layer has one run `[page_size, 2, kv_heads, head_dim]`: a token's K and V lie side by side, so that
+one gather fetches both, one scatter writes both, and the first n tokens of a page are one run of bytes per layer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ class KvPool:
         self.num_pages = len(memory) // layout.page_bytes
         used = self.num_pages * layout.page_bytes
         if not used:
-            raise ModelError(
-                f"the KV pool of {len(memory)} bytes is smaller than one page of {layout.page_bytes} bytes"
-            )
+            raise ModelError(f"the KV pool of {len(memory)} bytes holds no page of {layout.page_bytes} bytes")
         dtype = getattr(torch, layout.dtype)
         self.pages = torch.frombuffer(memory, dtype=dtype, count=used // dtype.itemsize).view(self.num_pages, -1)
         self.layers = [self._layer(piece, dtype.itemsize) for piece in layout.layers]
-        self._gathered: dict[int, torch.Tensor] = {}
+        self._gathered = self.pages.new_empty(0)
 
     def _layer(self, piece: LayerSlice, itemsize: int) -> torch.Tensor:
         start, size = piece.offset // itemsize, self.page_size * 2 * piece.kv_heads * piece.head_dim
@@ -64,9 +62,9 @@ class KvPool:
         return kv[0], kv[1]
 
     def _buffer(self, size: int) -> torch.Tensor:
-        if self._gathered.get(0) is None or self._gathered[0].numel() < size:
-            self._gathered[0] = self.pages.new_empty(size)
-        return self._gathered[0][:size]
+        if self._gathered.numel() < size:
+            self._gathered = self.pages.new_empty(size)
+        return self._gathered[:size]
 
     def clear_tail(self, page: int, tokens: int) -> None:
         """Zero the slots of `page` from `tokens` on. A foreign NaN in a masked slot would spread: 0 * NaN is NaN."""

@@ -69,10 +69,8 @@ def judge(model: Any, page: PageLayout, exact: str) -> Verdict:
 
 def identity(config: Any, weight_digest: str, page: PageLayout, numeric_class: str) -> str:
     """What a KV page's bytes depend on, as a hex digest: nothing is ever shared across two identities."""
-    digest = hashlib.blake2b(digest_size=16)
-    described = {
-        key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "transformers_version")
-    }
-    for part in (json.dumps(described, sort_keys=True, default=str), weight_digest, repr(page), numeric_class):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
+    described = config.to_dict()
+    for accident in ("_name_or_path", "transformers_version"):
+        described.pop(accident, None)
+    parts = (json.dumps(described, sort_keys=True, default=str), weight_digest, repr(page), numeric_class)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,11 +1,12 @@
 """Exact mode is kernel luck, so it is proved at start over the model's own shapes.
 
-Three proofs, from small to whole: matrix products keep a row's bits from some row count on; attention keeps them at long
-extents, alone or batched; the whole model writes the same KV and logits for the same tokens however they are cut.
+Three proofs, from small to whole: matrix products keep a row's bits from some row count on; attention keeps them at
+long extents, alone or batched; the whole model writes the same KV and logits for the same tokens however they are cut.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -164,7 +165,7 @@ def model_keeps_bits(model: Any, page: PageLayout, min_rows: int) -> bool:
     one, two, other = (pool.sequence(length, model.config.vocab_size, seed) for seed in (1, 1, 2))
     logits = engine.logits(Batch([Chunk(one, 0, length)]))
     cuts = [0, 1, 19, length - 12, length - 2, length - 1, length]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         again = engine.logits(Batch([Chunk(two, start, stop - start), Chunk(other, start, stop - start)]))
     same_kv = torch.equal(_bits(pool, one), _bits(pool, two))
     return same_kv and torch.equal(logits[0], again[0])
@@ -176,7 +177,7 @@ def _bits(pool: KvPool, seq: Sequence) -> torch.Tensor:
 
 
 def numeric_class(dtype: str, threads: int, verdict: Verdict) -> str:
-    """One readable word per thing that a result's bits depend on. Across classes nothing is shared, nothing promised."""
+    """A readable word for each thing that a result's bits depend on. Across classes nothing is shared or promised."""
     rule = f"exact-rows{verdict.min_rows}" if verdict.exact else "inexact"
     return f"{_processor()} torch{torch.__version__} {dtype} threads{threads} {rule}"
 

@@ -1,7 +1,7 @@
 """From a row of logits to a token: a pure function of (parameters, tokens, logits).
 
 The draw is Gumbel-max over counter-based noise (DESIGN §9): argmax over tokens of logit / T + g(seed, choice, position,
-token), in float64, ties to the lowest id. The same token comes out wherever, whenever and beside whomever it is computed.
+token), in float64, ties to the lowest id. The same token comes out wherever, whenever and beside whomever it is drawn.
 """
 
 from __future__ import annotations
@@ -56,11 +56,9 @@ def draw(seq: Sequence, logits: FloatRow) -> Sampled:
 def shape(seq: Sequence, logits: FloatRow) -> FloatRow:
     """Penalties, bias and the mask of end tokens, in this order, on a copy of the row."""
     params, scores = seq.params, logits.copy()
-    if params.repetition_penalty != 1.0:
+    if (penalty := params.repetition_penalty) != 1.0:
         seen = np.unique(np.asarray(seq.tokens, np.int64))
-        scores[seen] = np.where(
-            scores[seen] > 0, scores[seen] / params.repetition_penalty, scores[seen] * params.repetition_penalty
-        )
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
     if params.frequency_penalty or params.presence_penalty:
         tokens, counts = np.unique(np.asarray(seq.tokens[seq.num_prompt :], np.int64), return_counts=True)
         scores[tokens] -= params.frequency_penalty * counts + params.presence_penalty

@@ -1,8 +1,8 @@
 """One engine step as index tensors: which rows attend to which pages. Prepared once per step, used by every layer.
 
-The unit is a **block**: query rows of one sequence inside one absolute block of positions. What a block computes is a
-function of its positions alone (DESIGN §9): the first page, the number of pages and the number of padded rows. Blocks of
-equal shape are stacked into a **group**, which is one gather and one attention call.
+The unit is a **block**: query rows of one sequence inside one absolute block of positions. How a block is computed is
+a function of its positions alone (DESIGN §9): the first page, the number of pages and the number of padded rows. Blocks
+of equal shape are stacked into a **group**, which is one gather and one attention call.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +34,14 @@ class Rule:
         return self.page_size if self.exact else FAST_BLOCK
 
     def padded_rows(self, rows: int, group_size: int) -> int:
-        """Query rows in the call: packed over the `group_size` heads of a KV head they must be 4 or more to keep bits."""
+        """Query rows in the call. Packed over the `group_size` heads of a KV head, 4 or more keep their bits."""
         if rows > 1:
             return self.page_size if self.exact else -(-rows // ROWS) * ROWS
         return -(-4 // group_size) if self.exact else 1
 
 
 def page_bucket(pages: int) -> int:
-    """The extent, in pages, that stands for `pages`: at most a quarter more, so that few shapes exist and calls batch well.
+    """The extent, in pages, that stands for `pages`: at most a quarter more, so that few shapes exist and batch well.
 
     1 2 3 4 5 6 7 8 10 12 14 16 20 24 28 32 40 …
     """
@@ -59,15 +60,24 @@ class Block:
     page_table: list[int]
 
     def span(self, rule: Rule, window: int | None) -> tuple[int, int]:
-        """First page and number of pages to gather: from where the window of the block's first row begins to its end."""
+        """First page and number of pages to gather: from where the window of the first row's page begins to the end."""
         block_start = self.start // rule.page_size * rule.page_size
         first = max(0, block_start - window + 1) // rule.page_size if window else 0
         return first, page_bucket((self.start + self.rows - 1) // rule.page_size - first + 1)
 
 
+class Shape(NamedTuple):
+    """What blocks share that are computed in one call. `source`: (chunk, first page), None for single rows."""
+
+    source: tuple[int, int] | None
+    pages: int
+    rows: int
+
+
 @dataclass(slots=True)
 class Group:
-    """Blocks of one shape. `rows` [B, R] are step rows to read, `targets` [B * R] rows to write (padding: the trash row).
+    """Blocks of one shape. `rows` [B, R] are the step's rows to read, `targets` [B * R] those to write (padding rows
+    go to the trash row, behind the last).
 
     `pages` is [B, n], or [1, n] where all blocks read the same pages. `mask` is [B, 1, R * group_size, n * page_size],
     additive, in the model's dtype.
@@ -164,37 +174,34 @@ class Step:
         key = (window, group_size)
         if key not in self._groups:
             self._groups[key] = [
-                self._group(blocks, first, pages, rows, window, group_size)
-                for (_, first, pages, rows), blocks in self._shapes(window, group_size).items()
+                self._group(blocks, shape, window, group_size)
+                for shape, blocks in self._shapes(window, group_size).items()
             ]
         return self._groups[key]
 
-    def _shapes(self, window: int | None, group_size: int) -> dict[tuple[int, int, int, int], list[Block]]:
-        """Blocks by (chunk, first page, pages, padded rows); single rows of different chunks share a shape."""
+    def _shapes(self, window: int | None, group_size: int) -> dict[Shape, list[Block]]:
+        """Blocks by shape. Rows that decode are stacked; blocks of a chunk that start at one page share its gather."""
         shapes = defaultdict(list)
         for block in self.blocks:
             first, pages = block.span(self.rule, window)
             rows = self.rule.padded_rows(block.rows, group_size)
-            key = (-1, -1, pages, rows) if block.rows == 1 else (block.chunk, first, pages, rows)
-            shapes[key].append(block)
+            source = None if block.rows == 1 else (block.chunk, first)
+            shapes[Shape(source, pages, rows)].append(block)
         return shapes
 
-    def _group(
-        self, blocks: list[Block], first: int, pages: int, rows: int, window: int | None, group_size: int
-    ) -> Group:
+    def _group(self, blocks: list[Block], shape: Shape, window: int | None, group_size: int) -> Group:
         page = self.rule.page_size
-        index = np.array([[b.row + (r if r < b.rows else 0) for r in range(rows)] for b in blocks])
-        targets = np.array([[b.row + r if r < b.rows else self.total_rows for r in range(rows)] for b in blocks])
-        firsts = np.array([b.span(self.rule, window)[0] for b in blocks])
-        sources = blocks if first < 0 else blocks[-1:]
-        tables = np.array([_padded_table(b, int(f), pages, page) for b, f in zip(sources, firsts, strict=False)])
-        keys = firsts[:, None, None] * page + np.arange(pages * page)
+        index = np.array([[b.row + (r if r < b.rows else 0) for r in range(shape.rows)] for b in blocks])
+        targets = np.array([[b.row + r if r < b.rows else self.total_rows for r in range(shape.rows)] for b in blocks])
+        firsts = [b.span(self.rule, window)[0] for b in blocks]
+        tables = [_padded_table(b, first, shape.pages, page) for b, first in zip(blocks, firsts, strict=True)]
+        keys = np.array(firsts)[:, None, None] * page + np.arange(shape.pages * page)
         at = self.positions[index][:, :, None]
         visible = (keys <= at) & (keys > at - window) if window else keys <= at
         return Group(
             torch.from_numpy(index),
             torch.from_numpy(targets.reshape(-1)),
-            torch.from_numpy(tables),
+            torch.tensor(tables if shape.source is None else tables[-1:]),
             _additive(visible, group_size, self.dtype),
         )
 

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from lumenbox.core.batching import Batch, Chunk
+from lumenbox.engine import architecture
 from lumenbox.engine.attention import ATTENTION_NAME
 from lumenbox.engine.model import Engine
 from lumenbox.engine.scratch import ScratchPool
 from lumenbox.errors import ModelError
 from lumenbox.memory.layout import PageLayout
 
-TESTED = frozenset(
-    "llama smollm3 qwen2 qwen3 qwen3_moe mistral gemma2 gemma3_text phi3 olmo2".split()  # tests/engine/test_architectures.py
+TESTED = frozenset(  # by tests/engine/test_architectures.py
+    ("llama", "smollm3", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma2", "gemma3_text", "phi3", "olmo2")
 )
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the logits' spread
 
@@ -26,14 +27,11 @@ def try_unknown(model: Any, page: PageLayout) -> None:
         return
     try:
         error = disagreement(model, page)
-    except Exception as failure:  # noqa: BLE001  foreign code, tried for the first time
-        raise ModelError(
-            f"config.json: {kind} is refused: it does not run over KV pages ({failure!r:.200})"
-        ) from failure
+    except Exception as failure:  # foreign code, tried for the first time
+        reason = architecture.first_line(failure)
+        raise ModelError(f"config.json: {kind} is refused: it does not run over KV pages ({reason})") from failure
     if not error <= TOLERANCE[model.dtype]:
-        raise ModelError(
-            f"config.json: {kind} is refused: its logits over KV pages are off by {error:.1%} of their spread"
-        )
+        raise ModelError(f"config.json: {kind} is refused: over KV pages its logits are off by {error:.1%}")
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """From a folder of safetensors to one shared segment, and from the segment to a model.
 
-`plan` reads headers only and refuses what cannot be whole; `fill` copies, converts and checks the numbers; `attach` binds
-a model to the segment without copying. A worker only ever attaches.
+`plan` reads headers only and refuses what cannot be whole; `fill` copies, converts and checks the numbers; `attach`
+binds a model to the segment without copying. A worker only ever attaches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ ALIGNMENT = 64  # bytes; a cache line, and what vector loads like
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will lie where in the segment. `pieces[name]` are the stored tensors that make up one parameter, in order."""
+    """What will lie where in the segment. `pieces[name]` are the stored tensors of one parameter, in order."""
 
     entries: tuple[WeightEntry, ...]
     pieces: dict[str, tuple[Stored, ...]]
@@ -71,22 +70,19 @@ def cpu_flags() -> frozenset[str]:
 
 def fill(plan: Plan, fd: int) -> str:
     """Copy all weights into the segment, check every number, and return the hex digest of the segment's bytes."""
-    memory = segment.attach(fd)
-    digest = hashlib.blake2b(digest_size=16)
-    with checkpoint.Reader() as reader:
-        for entry in _owners(plan.entries):
-            target = _tensor(memory, entry)
-            _copy(entry, target, plan.pieces[entry.name], reader)
-            _check_numbers(entry.name, target, plan.pieces[entry.name][0].path)
-            digest.update(entry.name.encode())
-        offsets = {entry.name: entry for entry in plan.entries}
-        for source, tensor in plan.tied:
-            _check_tie(tensor, reader.tensor(tensor), _tensor(memory, offsets[source]))
-    digest.update(segment_checksum(memory, plan.total_bytes))
-    return digest.hexdigest()
+    memory, reader = segment.attach(fd), checkpoint.Reader()
+    owners = {entry.name: _tensor(memory, entry) for entry in plan.entries if entry.name in plan.pieces}
+    for name, target in owners.items():
+        _copy(target, plan.pieces[name], reader)
+        _check_numbers(name, target, plan.pieces[name][0].path)
+    for source, copy in plan.tied:
+        _check_tie(copy, reader.tensor(copy), owners[source])
+    return hashlib.blake2b(
+        repr(plan.entries).encode() + _checksum(memory, plan.total_bytes), digest_size=16
+    ).hexdigest()
 
 
-def segment_checksum(memory: mmap.mmap, size: int) -> bytes:
+def _checksum(memory: mmap.mmap, size: int) -> bytes:
     """A fast digest of the segment: 64-bit sums of strided words, by torch, at memory speed."""
     words = torch.frombuffer(memory, dtype=torch.int64, count=size // 8)
     stride = 4099  # prime, so that columns drift over rows of any width
@@ -96,7 +92,7 @@ def segment_checksum(memory: mmap.mmap, size: int) -> bytes:
 
 
 def attach(fd: int, entries: tuple[WeightEntry, ...], config: Any) -> torch.nn.Module:
-    """Build the model on the meta device and bind its parameters to the segment: no copy, ties kept, buffers made anew."""
+    """Build the model on meta and bind its parameters to the segment: no copy, ties kept, buffers made anew."""
     memory = segment.attach(fd)
     model = architecture.meta_model(config, entries[0].dtype)
     architecture.rebuild_buffers(model)  # first: it re-initialises parameters beside them, which are still on meta
@@ -122,24 +118,13 @@ def _lay_out(
     return tuple(entries.values()), offset
 
 
-def _owners(entries: tuple[WeightEntry, ...]) -> Iterator[WeightEntry]:
-    seen: set[int] = set()
-    for entry in entries:
-        if entry.offset not in seen:
-            seen.add(entry.offset)
-            yield entry
-
-
 def _find_pieces(name: str, shape: tuple[int, ...], stored: dict[str, Stored], model_dir: Path) -> tuple[Stored, ...]:
     """The stored tensors of one parameter: itself, or, for fused experts, those of each expert in turn."""
-    if name in stored:
-        pieces = (stored[name],)
-    else:
-        pieces = tuple(stored[part] for part in _expert_parts(name, shape[0] if shape else 0) if part in stored)
-    if not pieces:
-        raise ModelError(
-            f"{model_dir}: weight {name} is missing; the download is incomplete or config.json is another's"
-        )
+    parts = [name] if name in stored else _expert_parts(name, shape)
+    missing = [part for part in parts or [name] if part not in stored]
+    if missing:
+        raise ModelError(f"{model_dir}: weight {missing[0]} is missing; incomplete, or not the model of config.json")
+    pieces = tuple(stored[part] for part in parts)
     numbers = sum(torch.Size(piece.shape).numel() for piece in pieces)
     if (len(pieces) == 1 and pieces[0].shape != shape) or numbers != torch.Size(shape).numel():
         found = pieces[0].shape if len(pieces) == 1 else f"{len(pieces)} parts of {pieces[0].shape}"
@@ -147,13 +132,13 @@ def _find_pieces(name: str, shape: tuple[int, ...], stored: dict[str, Stored], m
     return pieces
 
 
-def _expert_parts(name: str, experts: int) -> list[str]:
+def _expert_parts(name: str, shape: tuple[int, ...]) -> list[str]:
     """transformers fuses `experts.0.gate_proj.weight`, `experts.0.up_proj.weight`, … into `experts.gate_up_proj`."""
     stem, _, leaf = name.rpartition(".")
     if not stem.endswith("experts"):
         return []
     projections = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
-    return [f"{stem}.{expert}.{projection}.weight" for expert in range(experts) for projection in projections]
+    return [f"{stem}.{expert}.{projection}.weight" for expert in range(shape[0]) for projection in projections]
 
 
 def _refuse_leftovers(
@@ -176,7 +161,7 @@ def _tensor(memory: mmap.mmap, entry: WeightEntry) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=entry.offset).view(shape)
 
 
-def _copy(entry: WeightEntry, target: torch.Tensor, pieces: tuple[Stored, ...], reader: checkpoint.Reader) -> None:
+def _copy(target: torch.Tensor, pieces: tuple[Stored, ...], reader: checkpoint.Reader) -> None:
     flat, at = target.view(-1), 0
     for piece in pieces:
         source = reader.tensor(piece).view(-1)

@@ -16,20 +16,18 @@ def perform(shell: Shell, fault: Fault) -> None:
 
 
 def calm(shell: Shell) -> None:
-    """The faults are over: what is slow or stopped goes on, nobody else is doomed, the operator resumes everyone.
-
-    What hangs goes on hanging: it is for the box to notice.
-    """
+    """The faults are over: nobody else is doomed, what is stopped goes on. What hangs or crawls is for the box to notice."""
     for slot in shell.slots:
         slot.dooms.clear()
         if slot.link is not None:
             slot.link.process.doom = ""
-            slot.link.process.slow_factor = 1.0
             slot.link.process.thaw()
 
 
 def _link(shell: Shell, fault: Fault) -> Link | None:
-    return shell.slots[fault.worker].link
+    """The incarnation to be hurt, if one lives."""
+    link = shell.slots[fault.worker].link
+    return link if link is not None and link.process.alive else None
 
 
 def _kill(shell: Shell, fault: Fault) -> None:
@@ -68,7 +66,7 @@ def _slow(shell: Shell, fault: Fault) -> None:
 
 def _lose(shell: Shell, fault: Fault) -> None:
     """The device falls off, and its memory with it."""
-    if (link := _link(shell, fault)) is not None and not link.fenced:
+    if (link := _link(shell, fault)) is not None:
         shell.slots[fault.worker].device_lost = True
         link.process.die("killed")
 

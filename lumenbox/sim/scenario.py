@@ -45,7 +45,11 @@ class Fault:
 
 @dataclass(slots=True, frozen=True)
 class Scenario:
-    """A whole history's causes. `late` stretches the time in which deaths are noticed."""
+    """A whole history's causes. `late` stretches the time in which deaths are noticed.
+
+    A step takes `step_s`, a part of it more a decode, and `prefill_s` more a prefill token: where that is dear and
+    births are quick, re-attaching pays.
+    """
 
     seed: int
     core: CoreConfig
@@ -53,6 +57,8 @@ class Scenario:
     max_num_seqs: int
     token_budget: int
     step_s: float
+    prefill_s: float
+    birth_s: float
     late: float
     calls: list[Call]
     faults: list[Fault]
@@ -68,9 +74,9 @@ FAULTS = {
 def scenario(seed: int) -> Scenario:
     """Draw everything from the seed."""
     rng = random.Random(seed)
-    workers = rng.randint(1, 6)
+    workers = rng.choice((1, 1, 2, 2, 3, 4, 5, 6))
     page_size = rng.choice((2, 3, 4, 8, 16))
-    context = rng.randint(16, 80)
+    context = rng.choice((rng.randint(16, 80), rng.randint(40, 160)))
     num_pages = max(2, -(-context // page_size) + rng.choice((0, 0, 1, 3, 8, 24)))
     max_num_seqs = rng.randint(1, 8)
     return Scenario(
@@ -78,15 +84,17 @@ def scenario(seed: int) -> Scenario:
         core=CoreConfig(
             workers=workers,
             page_size=page_size,
-            max_queue=rng.choice((1, 3, 8, 100)),
+            max_queue=rng.choice((3, 10, 100, 100)),
             max_model_len=context,
-            recovery=rng.choice(("none", "restart", "restart", "box", "box", "box")),
+            recovery=rng.choices(("none", "restart", "box"), (1, 3, 8))[0],
             respawn=rng.random() < 0.92,
         ),
         num_pages=num_pages,
         max_num_seqs=max_num_seqs,
         token_budget=max_num_seqs + rng.choice((1, 4, 16, 64)),
         step_s=rng.choice((0.004, 0.01, 0.02)),
+        prefill_s=rng.choice((0.0002, 0.002, 0.01)),
+        birth_s=rng.choice((0.02, 0.02, 0.2)),
         late=rng.choice((0.2, 1.0, 5.0)),
         calls=_calls(rng, context),
         faults=_faults(rng, workers),
@@ -95,16 +103,16 @@ def scenario(seed: int) -> Scenario:
 
 def _calls(rng: random.Random, context: int) -> list[Call]:
     prefixes = [[rng.randrange(1, len(VOCABULARY)) for _ in range(context)] for _ in range(2)]
-    return [_call(rng, context, prefixes) for _ in range(rng.randint(2, 9))]
+    return [_call(rng, context, prefixes) for _ in range(rng.randint(3, 14))]
 
 
 def _call(rng: random.Random, context: int, prefixes: list[list[int]]) -> Call:
     at = rng.uniform(FIRST_CALL_S, SPAN_S)
-    max_tokens = rng.choice((1, 3, 10, 20, 40))
+    max_tokens = rng.choice((1, 3, 10, 20, 40, 100))
     ends = (END,) if rng.random() < 0.8 else (END, rng.randrange(1, len(VOCABULARY)))
     params = SamplingParams(
         max_tokens=max_tokens,
-        end_ids=() if rng.random() < 0.3 else ends,
+        end_ids=() if rng.random() < 0.6 else ends,
         min_tokens=rng.choice((0, 0, 0, 2, 12)),
         seed=rng.getrandbits(40),
     )
@@ -114,7 +122,7 @@ def _call(rng: random.Random, context: int, prefixes: list[list[int]]) -> Call:
         prompts=[_prompt(rng, context, prefixes) for _ in range(rng.choice((1, 1, 1, 2)))],
         n=rng.choice((1, 1, 1, 2, 3)),
         params=params,
-        stop=stop if rng.random() < 0.4 else (),
+        stop=stop if rng.random() < 0.3 else (),
         include_stop=rng.random() < 0.3,
         priority=rng.choice((0, 0, 0, -1, 1)),
         leaves_at=at + rng.uniform(0.0, 1.0) if rng.random() < 0.15 else float("inf"),
@@ -130,11 +138,11 @@ def _prompt(rng: random.Random, context: int, prefixes: list[list[int]]) -> list
 
 
 def _faults(rng: random.Random, workers: int) -> list[Fault]:
-    count = rng.choice((0, 1, 2, 3, 4, 6, 9))
+    count = rng.choice((0, 1, 2, 4, 6, 9, 14))
     kinds = rng.choices(list(FAULTS), list(FAULTS.values()), k=count)
     return [_fault(rng, kind, workers) for kind in kinds]
 
 
 def _fault(rng: random.Random, kind: str, workers: int) -> Fault:
     points = BIRTH_POINTS if kind == "reborn" else POINTS
-    return Fault(rng.uniform(0.05, SPAN_S), kind, rng.randrange(workers), rng.random(), rng.choice(points))
+    return Fault(rng.uniform(0.1, SPAN_S), kind, rng.randrange(workers), rng.random(), rng.choice(points))

@@ -45,6 +45,7 @@ class Link:
     process: SimWorker
     born: float
     last_assign: float
+    last_heard: float
     ready: bool = False
     disturbed: bool = False
     fenced: bool = False
@@ -255,6 +256,7 @@ class Shell:
     def _read(self, link: Link) -> None:
         """Every whole frame that is in the socket."""
         frames, slot = link.process.socket.frames, self.slots[link.worker]
+        link.last_heard = self.clock.now
         while frames:
             self._on_frame(slot, link, frames.popleft())
         if link.process.alive:
@@ -322,9 +324,9 @@ class Shell:
         if not link.ready:
             return now - link.born - BIRTH_DEADLINE_S
         if process.phase == Phase.COMPUTE:
-            return now - process.since - deadline_s(worker.model, process.shape)
-        if process.phase == Phase.IDLE and worker.requests:
-            return now - max(process.since, link.last_assign) - IDLE_DEADLINE_S
+            return now - process.since - deadline_s(self.core.state.model, worker.pace, process.shape)
+        if worker.requests:  # between steps
+            return now - max(process.since, link.last_assign, link.last_heard) - IDLE_DEADLINE_S
         return 0.0
 
     # -- failure -------------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ class Shell:
             lambda: self.soon(self.noise.uniform(0.0001, 0.003), partial(self._readable, link)),
             lambda: self._died(link),
         )
-        link = slot.link = Link(slot.worker, birth.incarnation, process, self.clock.now, self.clock.now)
+        link = slot.link = Link(slot.worker, birth.incarnation, process, self.clock.now, self.clock.now, self.clock.now)
 
     def _boot(self, slot: Slot, birth: Birth) -> Boot:
         returning, slot.returning = slot.returning, []
@@ -464,11 +466,14 @@ def _rests(process: SimWorker) -> bool:
 
 
 def _judge(cause: str, died_as: str, excused: bool) -> tuple[str, bool]:
-    """The cause for the report, and whether the death speaks against the worker or its requests (box._judge)."""
+    """The cause for the report, and whether the death speaks against the worker or its requests (box._judge).
+
+    What had ended itself before the fence is judged by that, whatever the fence was for.
+    """
+    if died_as in ("crash", "exit"):
+        return ("exit" if died_as == "exit" else "signal"), True
     if cause in PLANNED_CAUSES or cause == "slow":
         return cause, False
     if cause == "hang":
         return cause, not excused
-    if excused or died_as in ("killed", ""):
-        return "signal", False
-    return ("exit" if died_as == "exit" else "signal"), True
+    return "signal", False

@@ -62,7 +62,7 @@ class SimWorker:
             scenario.token_budget,
             scenario.core.max_model_len,
         )
-        self._step_s = scenario.step_s
+        self._step_s, self._prefill_s = scenario.step_s, scenario.prefill_s
         self._clock, self._noise, self._kv = clock, noise, kv
         self._on_frame, self._on_death = on_frame, on_death
         self._poison: dict[int, str] = {}
@@ -73,7 +73,7 @@ class SimWorker:
             self.promised.tables[placed.rid] = list(placed.page_table)
             self.promised.computed[placed.rid] = placed.num_computed
             self._poison[placed.rid] = placed.poison
-        self._after(noise.uniform(0.03, 0.2), self._start)
+        self._after(noise.uniform(0.5, 1.5) * scenario.birth_s, self._start)
 
     # -- living and dying ----------------------------------------------------------------------------------------
 
@@ -185,8 +185,8 @@ class SimWorker:
         self.steps += 1
         self.phase, self.since = Phase.COMPUTE, self._clock.now
         self.shape = shape = Shape(batch.decodes, batch.prefill_tokens, batch.context_tokens)
-        work = 1.0 + 0.2 * shape.decodes + 0.05 * shape.prefill_tokens + self._noise.random()
-        seconds = self._step_s * work * self.slow_factor
+        work_s = self._step_s * (0.8 + 0.1 * shape.decodes + 0.4 * self._noise.random())
+        seconds = (work_s + self._prefill_s * shape.prefill_tokens) * self.slow_factor
         self._after(seconds, lambda: self._computed(batch, seconds))
 
     def _computed(self, batch: Batch, seconds: float) -> None:

@@ -14,7 +14,6 @@ from lumenbox.core.pages import page_hashes
 from lumenbox.core.requests import Sampled, SamplingParams
 
 PAGE = 4
-END = 9
 TORN = ("torn",)
 
 
@@ -67,9 +66,9 @@ class Rig:
 
     # -- what comes from outside ---------------------------------------------------------------------------------
 
-    def arrive(self, prompt: list[int], max_tokens: int = 4, priority: int = 0, rid: int | None = None) -> int:
-        rid = len(self.asked) if rid is None else rid
-        params = SamplingParams(max_tokens=max_tokens, end_ids=(END,))
+    def arrive(self, prompt: list[int], max_tokens: int = 4, priority: int = 0, end_ids: tuple[int, ...] = ()) -> int:
+        rid = len(self.asked)
+        params = SamplingParams(max_tokens=max_tokens, end_ids=end_ids)
         self.asked[rid] = Asked(params, len(prompt), list(prompt), priority)
         self.scheduler.add(self._sequence(rid))
         return rid
@@ -224,7 +223,8 @@ class Rig:
 
     def check_answers(self) -> None:
         for rid, asked in self.asked.items():
-            expected = answer(asked.tokens[: asked.num_prompt], asked.params.max_tokens, self.max_model_len, (END,))
+            prompt, params = asked.tokens[: asked.num_prompt], asked.params
+            expected = answer(prompt, params.max_tokens, self.max_model_len, params.end_ids)
             if asked.reason == "cancelled":
                 assert expected[0][: len(asked.tokens)] == asked.tokens
             else:

@@ -78,7 +78,9 @@ def random_history(engine, tokens, draw):
     preempt_at = draw.randrange(len(tokens))
     while True:
         chunks = [next_chunk(seq, draw)]
-        chunks += [next_chunk(o, draw) for o in draw.sample(others, draw.randrange(4)) if o.num_computed < len(o.tokens)]
+        chunks += [
+            next_chunk(o, draw) for o in draw.sample(others, draw.randrange(4)) if o.num_computed < len(o.tokens)
+        ]
         draw.shuffle(chunks)
         sampling = [chunk.seq for chunk in chunks if chunk.samples]
         logits = engine.logits(Batch(chunks))
@@ -97,7 +99,7 @@ def next_chunk(seq, draw):
 
 
 def reborn(engine, seq, draw):
-    """The sequence on other pages; of its whole pages a random number is found in the prefix cache, the rest is lost."""
+    """The sequence on other pages; some of its whole pages are found in the prefix cache, the rest is lost."""
     new = fresh(engine, seq.rid, seq.tokens, draw)
     hit = draw.randint(0, (seq.num_computed - 1) // 16)
     new.page_table[:hit] = seq.page_table[:hit]

@@ -127,9 +127,9 @@ def test_ties_go_to_the_lowest_id():
 def test_the_noise_follows_seed_choice_and_position_only():
     logits = torch.zeros(1, 5000)
     drawn = {
-        (seed, choice, length): sampler.sample(
-            [sequence(range(length), length, seed=seed, choice=choice)], logits
-        )[0].token
+        (seed, choice, length): sampler.sample([sequence(range(length), length, seed=seed, choice=choice)], logits)[
+            0
+        ].token
         for seed in (-1, 0, 1, 2**64 - 2)
         for choice in (0, 1)
         for length in (1, 2)

@@ -1,10 +1,9 @@
-"""A damaged, incomplete or foreign checkpoint is refused in one line that names the culprit; a whole one binds exactly."""
+"""A damaged, incomplete or foreign checkpoint is refused in one line that names the culprit; a whole one binds."""
 
 import json
 import os
 import shutil
 import struct
-import time
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import transformers
 
 from lumenbox.engine import architecture, weights
 from lumenbox.errors import ModelError
-from lumenbox.memory import segment
 
 from . import tiny
 
@@ -79,7 +77,9 @@ def test_a_hole_in_the_header(copy):
 def test_a_renamed_weight_is_named(copy):
     data, length, header = content(copy)
     name = "model.layers.1.mlp.up_proj.weight"
-    rewrite(copy, {("other." + key if key == name else key): value for key, value in header.items()}, data[8 + length :])
+    rewrite(
+        copy, {("other." + key if key == name else key): value for key, value in header.items()}, data[8 + length :]
+    )
     assert name in refusal(copy)
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from lumenbox.core.batching import Batch, Chunk, Sequence
-from lumenbox.core.requests import Sampled, SamplingParams
+from lumenbox.core.requests import SamplingParams
 from lumenbox.engine import architecture, loader, model
 from lumenbox.memory import segment
 from lumenbox.memory.layout import LoadReport
@@ -35,7 +35,10 @@ COMMON = {
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
-    "llama_tied": ("LlamaConfig", {"tie_word_embeddings": True, "hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}),
+    "llama_tied": (
+        "LlamaConfig",
+        {"tie_word_embeddings": True, "hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3},
+    ),
     "smollm3": ("SmolLM3Config", {"layer_types": None}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {}),
