@@ -50,7 +50,7 @@ class Bench:
     inexact: Engine
 
 
-def run(  # noqa: PLR0917  the flags of the verb, in their order
+def run(
     model_dir: Path,
     batches: Iterable[int],
     contexts: Iterable[int],

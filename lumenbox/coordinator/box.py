@@ -302,8 +302,7 @@ class Box:
                 now, slot.worker, link.incarnation, step.step, *shape, step.seconds, step.free_pages
             )
             self.tell(event)
-            slot.tokens += len(step.tokens)
-            slot.tokens_per_s += 0.1 * (len(step.tokens) / step.seconds - slot.tokens_per_s)
+            slot.drew(now, len(step.tokens))
 
     def _admitted(self, now: float, worker: int, rid: int, epoch: int, cached: int) -> None:
         entry = self.ledger.entries.get(rid)
@@ -343,7 +342,9 @@ class Box:
         if link is None:  # it was never born
             self._settle(slot, command, command.cause, own_making=True)
             return
-        if link.disturbed_at is not None:
+        if command.cause in PLANNED_CAUSES:
+            pass  # nothing failed before we decided so
+        elif link.disturbed_at is not None:
             failed = link.disturbed_at
         elif (status := link.status()) is not None and status.since_ns:
             failed = min(noticed, max(status.since_ns / 1e9, link.born))  # its last sign of life
@@ -354,7 +355,7 @@ class Box:
         cause, own_making = await self._judge(link, command.cause, stopped)
         slot.link = None
         plan = self._settle(slot, command, cause, own_making)
-        self._tell_recovery(slot, plan, (noticed, failed, fenced, time.monotonic()))
+        self._tell_recovery(slot, plan, (noticed, failed, fenced))
         link.close()
 
     async def _judge(self, link: WorkerLink, cause: str, stopped: bool) -> tuple[str, bool]:
@@ -386,7 +387,7 @@ class Box:
         answer = self.tell(event)
         return next(command for command in answer if isinstance(command, c.Planned))
 
-    def _tell_recovery(self, slot: Slot, plan: c.Planned, times: tuple[float, float, float, float]) -> None:
+    def _tell_recovery(self, slot: Slot, plan: c.Planned, times: tuple[float, float, float]) -> None:
         report = self.recoveries.open(plan, *times)
         for rid, way, heir in plan.ways:
             entry = self.ledger.entries.get(rid)

@@ -26,6 +26,15 @@ class Slot:
     tokens: int = 0
     """Generated on this slot, over all incarnations."""
     tokens_per_s: float = 0.0
+    last_drawn: float = 0.0
+
+    def drew(self, now: float, tokens: int) -> None:
+        """Count a step's tokens; the rate is smoothed over about a second of real time."""
+        self.tokens += tokens
+        elapsed = max(1e-4, now - self.last_drawn)
+        self.last_drawn = now
+        weight = min(1.0, elapsed)
+        self.tokens_per_s += weight * (tokens / elapsed - self.tokens_per_s)
 
     def close(self) -> None:
         """Give the pool back."""

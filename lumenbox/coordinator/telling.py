@@ -41,9 +41,7 @@ class EventLog:
 class Recovery:
     """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None."""
 
-    def __init__(
-        self, number: int, plan: Planned, noticed: float, failed: float, fenced: float, settled: float
-    ) -> None:
+    def __init__(self, number: int, plan: Planned, noticed: float, failed: float, fenced: float) -> None:
         now = time.monotonic()
         self._failed = failed
         self._open: dict[int, dict[str, Any]] = {}
@@ -58,7 +56,7 @@ class Recovery:
             "t_failed": time.time() - (now - failed),
             "detect_s": noticed - failed,
             "fence_s": fenced - noticed,
-            "plan_s": now - settled,
+            "plan_s": now - fenced,
             "restore_s": None,
             "tail_prefill_s": None,
             "first_token_s": None,
@@ -118,10 +116,10 @@ class Recoveries:
         self._kept: deque[Recovery] = deque(maxlen=KEPT_REPORTS)
         self._count = 0
 
-    def open(self, plan: Planned, noticed: float, failed: float, fenced: float, settled: float) -> Recovery:
+    def open(self, plan: Planned, noticed: float, failed: float, fenced: float) -> Recovery:
         """Begin a report when the plan stands."""
         self._count += 1
-        recovery = Recovery(self._count, plan, noticed, failed, fenced, settled)
+        recovery = Recovery(self._count, plan, noticed, failed, fenced)
         self._kept.append(recovery)
         return recovery
 

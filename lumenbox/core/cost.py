@@ -1,7 +1,7 @@
 """What a step costs: a linear model of its shape, fitted while the box runs.
 
-Fitted by proportionate normalised least mean squares, the coefficients kept from going negative. Recursive least squares, tried
-first, diverged under that constraint, and without it learned negative rates from steps that all look alike.
+Fitted by proportionate normalised least mean squares, the coefficients kept from going negative. Recursive least
+squares, tried first, diverged under that constraint, and without it learned negative rates from steps that look alike.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class StepModel(msgspec.Struct):
     def observe(self, shape: Shape, seconds: float) -> None:
         """Learn from a finished step."""
         x = _features(shape)
+        seconds = max(FLOOR_S, seconds)  # less the time spent waiting for a core, a short step may come out negative
         if self.observed >= FIRST_OBSERVATIONS:
             seconds = min(seconds, SURPRISE * self.seconds(shape))
         weights = [c + SHARE_OF_SMALL * max(self.coefficients) for c in self.coefficients]

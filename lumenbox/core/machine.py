@@ -101,7 +101,10 @@ class Core:
         if not self._serving():
             if not self.state.has_served:
                 return "loading"
-            if not any(w.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT) for w in self.state.workers.values()):
+            coming = {WorkerPhase.STARTING, WorkerPhase.LOADING, WorkerPhase.SUSPECT}
+            if self.state.config.respawn:
+                coming.add(WorkerPhase.DEAD)  # it waits out its back-off
+            if not any(w.phase in coming for w in self.state.workers.values()):
                 return "no_worker"
         if self.num_waiting + count > self.state.config.max_queue:
             return "queue_full"
@@ -191,9 +194,9 @@ class Core:
         """Keep the step model and the worker's pace; a worker far slower than its peers for long is replaced."""
         if self.state.model.knows(shape):
             worker.pace = health.next_pace(worker.pace, seconds, self.state.model.seconds(shape))
-        self.state.model.observe(shape, seconds)
         peers = [w.pace for w in self._serving() if w.id != worker.id]
         if worker.phase not in SERVING or not health.is_gray(worker.pace, peers):
+            self.state.model.observe(shape, seconds)  # the model must not take a gray worker's slowness for the law
             worker.gray_steps = max(0, worker.gray_steps - 1)
             return
         worker.gray_steps += 1
@@ -232,7 +235,6 @@ class Core:
         worker = self.state.workers[event.worker]
         assert event.incarnation == worker.incarnation, "settled twice"
         self._become(worker, WorkerPhase.DEAD, event.cause)
-        self.state.died_at[worker.id] = event.now
         if event.cause not in PLANNED_CAUSES:
             self.state.deaths += 1
         delay = self._rebirth_delay_s(worker, event)
@@ -241,7 +243,9 @@ class Core:
         worker.incarnation += 1
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
         worker.pace = 1.0
+        self.state.died_at.pop(worker.id, None)
         if delay == 0:
+            self.state.died_at[worker.id] = event.now  # a birth that had to wait is no measure
             self._spawn(worker, keep_pool)
         elif delay is not None:
             self._out.append(c.SetTimer(f"spawn:{worker.id}", event.now + delay))

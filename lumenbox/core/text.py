@@ -37,7 +37,7 @@ class TextAssembler:
         """Tokens not released, each with the position in the text at which it is."""
 
     def feed(self, drawn: Sampled, piece: bytes, may_stop: bool = True) -> Release:
-        """Add one token and its bytes. A stop string that is complete while `may_stop` is False (min_tokens) is text."""
+        """Add one token and its bytes. A stop string complete while `may_stop` is False (min_tokens) is plain text."""
         text = self._decoder.decode(piece)
         incomplete = bool(self._decoder.getstate()[0])
         if not (self._held or self._queue or incomplete or self._stop):

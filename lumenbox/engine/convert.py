@@ -63,7 +63,7 @@ def pre_tokenizer_name(source: Path) -> str:
 
 
 def restore_splitting(tokenizer: Any, name: str) -> None:
-    """The file names its splitting and transformers ignores it: SmolLM2 would then split `\\n\\n1` and `  1` differently.
+    """Split text as the file's name for it says, which transformers ignores (SmolLM2: each digit alone).
 
     Raises ValueError for a name whose splitting nobody has checked.
     """

@@ -27,9 +27,9 @@ from lumenbox.engine.scratch import ScratchPool
 from lumenbox.engine.steps import ROWS, Rule, Step
 from lumenbox.memory.layout import PageLayout
 
-ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16, 17, 23, 31, 32, 33, 48, 63, 65)
+ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33)
 MANY_ROWS = 512  # the token budget of a step on CPU
-VOCABULARY_ROWS = 65  # rows that sample in one step
+VOCABULARY_ROWS = 34  # of the output layer, by far the widest: enough for every count above
 CANDIDATES = (1, 2, 3, 4, 8, 16, 32)
 LONG = 1100  # tokens: beyond two of the attention kernel's 512-key tiles
 
@@ -159,12 +159,12 @@ class _LayerUnderTest:
 
 def model_keeps_bits(model: Any, page: PageLayout, min_rows: int) -> bool:
     """The same tokens in one chunk; then in ragged chunks and decode steps beside others: the same KV and logits."""
-    length = min(page.page_size * 4 + 5, model.config.max_position_embeddings)
+    length = min(page.page_size * 3 + 5, model.config.max_position_embeddings)
     pool = ScratchPool(page, 3 * length)
     engine = Engine(model, pool, exact=True, min_rows=min_rows)
     one, two, other = (pool.sequence(length, model.config.vocab_size, seed) for seed in (1, 1, 2))
     logits = engine.logits(Batch([Chunk(one, 0, length)]))
-    cuts = [0, 1, 19, length - 12, length - 2, length - 1, length]
+    cuts = [0, length // 3, length - 2, length - 1, length]
     for start, stop in itertools.pairwise(cuts):
         again = engine.logits(Batch([Chunk(two, start, stop - start), Chunk(other, start, stop - start)]))
     same_kv = torch.equal(_bits(pool, one), _bits(pool, two))

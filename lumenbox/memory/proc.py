@@ -33,11 +33,15 @@ def task_stats(pid: int) -> list[TaskStat]:
     """All threads of a process; empty once it is gone."""
     stats: list[TaskStat] = []
     try:
-        for tid in os.listdir(f"/proc/{pid}/task"):
+        tids = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return stats
+    for tid in tids:
+        try:
             with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
                 stats.append(parse_stat(file.read()))
-    except (FileNotFoundError, ProcessLookupError):
-        return [] if not os.path.exists(f"/proc/{pid}") else stats
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # this thread is gone; the others may still run
     return stats
 
 

@@ -45,9 +45,14 @@ def _cgroup_left() -> int:
     for limit_name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         limit, used = _text(folder / limit_name).strip(), _text(folder / used_name).strip()
         if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-            cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
-            return int(limit) - int(used) + (int(cache[1]) if cache else 0)
+            return int(limit) - int(used) + _inactive_file(_text(folder / "memory.stat"))
     return 1 << 62
+
+
+def _inactive_file(stat: str) -> int:
+    """Page cache that goes when memory is asked for; version 1 tells it without the children first."""
+    found = {name: int(value) for name, value in re.findall(r"^(\w*inactive_file) (\d+)$", stat, re.MULTILINE)}
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _cgroup_folder() -> Path:
@@ -56,7 +61,8 @@ def _cgroup_folder() -> Path:
         if controllers == "" and Path(f"/sys/fs/cgroup{path}/memory.events").exists():
             return Path(f"/sys/fs/cgroup{path}")
         if "memory" in controllers.split(","):
-            return Path(f"/sys/fs/cgroup/memory{path}")
+            folder = Path(f"/sys/fs/cgroup/memory{path}")  # a container names it so, but sees it as the root
+            return folder if folder.exists() else Path("/sys/fs/cgroup/memory")
     return Path("/sys/fs/cgroup")
 
 

@@ -1,12 +1,13 @@
-"""What can go wrong, one small function a kind. None of them looks at what the core thinks."""
+"""What can go wrong, one small function a kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from lumenbox.core import events as e
 from lumenbox.sim.scenario import Fault
-from lumenbox.sim.shell import Link, Shell
+from lumenbox.sim.shell import Link, Shell, Slot
 
 
 def perform(shell: Shell, fault: Fault) -> None:
@@ -24,9 +25,16 @@ def calm(shell: Shell) -> None:
             slot.link.process.thaw()
 
 
+def _slot(shell: Shell, fault: Fault) -> Slot:
+    """The slot to be hurt: the one named, or the one with the most to do."""
+    if fault.worker >= 0:
+        return shell.slots[fault.worker]
+    return min(shell.slots, key=lambda slot: (-len(shell.core.state.workers[slot.worker].requests), slot.worker))
+
+
 def _link(shell: Shell, fault: Fault) -> Link | None:
     """The incarnation to be hurt, if one lives."""
-    link = shell.slots[fault.worker].link
+    link = _slot(shell, fault).link
     return link if link is not None and link.process.alive else None
 
 
@@ -67,7 +75,7 @@ def _slow(shell: Shell, fault: Fault) -> None:
 def _lose(shell: Shell, fault: Fault) -> None:
     """The device falls off, and its memory with it."""
     if (link := _link(shell, fault)) is not None:
-        shell.slots[fault.worker].device_lost = True
+        _slot(shell, fault).device_lost = True
         link.process.die("killed")
 
 
@@ -89,19 +97,19 @@ def _fork_server(shell: Shell, fault: Fault) -> None:
 
 def _reborn(shell: Shell, fault: Fault) -> None:
     """Killed, and its next incarnation too, on its way back."""
-    shell.slots[fault.worker].dooms.append(fault.point)
+    _slot(shell, fault).dooms.append(fault.point)
     _kill(shell, fault)
 
 
 def _stillborn(shell: Shell, fault: Fault) -> None:
     """Killed, and its next incarnations end themselves before they are ready."""
     deaths = 1 + int(3 * fault.amount)
-    shell.slots[fault.worker].dooms.extend(["crash" if fault.amount < 0.5 else "exit"] * deaths)
+    _slot(shell, fault).dooms.extend(["crash" if fault.amount < 0.5 else "exit"] * deaths)
     _kill(shell, fault)
 
 
 def _unspawnable(shell: Shell, fault: Fault) -> None:
-    shell.slots[fault.worker].dooms.append("unspawnable")
+    _slot(shell, fault).dooms.append("unspawnable")
     _kill(shell, fault)
 
 
@@ -109,8 +117,22 @@ def _pause(shell: Shell, fault: Fault) -> None:
     shell.pause(2.0 * fault.amount**2)
 
 
+def _deserted(shell: Shell, fault: Fault) -> None:
+    """Killed, and some of the clients leave while their requests are on their way back."""
+    _kill(shell, fault)
+    for group in shell.groups():
+        if shell.noise.random() < 0.4:
+            shell.soon(shell.noise.uniform(0.0, 0.2), partial(shell.abandon, group))
+
+
+def _upgrade(shell: Shell, fault: Fault) -> None:
+    """New code; sometimes of another identity, so that the pool is of no use to it."""
+    _slot(shell, fault).device_lost = fault.amount < 0.3
+    _ask(shell, fault)
+
+
 def _ask(shell: Shell, fault: Fault) -> None:
-    shell.soon(0.0, lambda: ask(shell, fault.kind, fault.worker))
+    shell.soon(0.0, partial(ask, shell, fault.kind, _slot(shell, fault).worker))
 
 
 def ask(shell: Shell, verb: str, worker: int) -> None:
@@ -122,5 +144,5 @@ KINDS: dict[str, Callable[[Shell, Fault], None]] = {
     "kill": _kill, "doom": _doom, "crash": _crash, "hang": _hang, "stop": _stop, "slow": _slow, "lose": _lose,
     "several": _several, "everyone": _everyone, "fork_server": _fork_server, "reborn": _reborn,
     "stillborn": _stillborn, "unspawnable": _unspawnable, "pause": _pause,
-    "drain": _ask, "resume": _ask, "restart": _ask, "upgrade": _ask, "shutdown": _ask,
+    "deserted": _deserted, "drain": _ask, "resume": _ask, "restart": _ask, "upgrade": _upgrade, "shutdown": _ask,
 }  # fmt: skip

@@ -34,7 +34,10 @@ class Call:
 
 @dataclass(slots=True, frozen=True)
 class Fault:
-    """Something that goes wrong, or an operator's wish, at `at`. `kind` names a function of `faults`."""
+    """Something that goes wrong, or an operator's wish, at `at`. `kind` names a function of `faults`.
+
+    `worker` -1 is whoever then has the most to do.
+    """
 
     at: float
     kind: str
@@ -67,7 +70,7 @@ class Scenario:
 FAULTS = {
     "kill": 5.0, "doom": 5.0, "crash": 2.0, "hang": 1.0, "stop": 2.0, "slow": 2.0, "lose": 0.5,
     "several": 2.0, "everyone": 1.0, "fork_server": 1.0, "reborn": 3.0, "stillborn": 2.0, "unspawnable": 0.5,
-    "pause": 2.0, "drain": 3.0, "resume": 2.0, "restart": 2.0, "upgrade": 1.0, "shutdown": 0.1,
+    "pause": 2.0, "deserted": 2.0, "drain": 3.0, "resume": 2.0, "restart": 2.0, "upgrade": 1.0, "shutdown": 0.1,
 }  # fmt: skip
 
 
@@ -116,7 +119,9 @@ def _call(rng: random.Random, context: int, prefixes: list[list[int]]) -> Call:
         min_tokens=rng.choice((0, 0, 0, 2, 12)),
         seed=rng.getrandbits(40),
     )
-    stop = tuple(rng.choice(("bca", "ab", "éa", "cc", "f\n", " the b", "aaaa", "abcabc")) for _ in range(rng.randint(1, 2)))
+    stop = tuple(
+        rng.choice(("bca", "ab", "éa", "cc", "f\n", " the b", "aaaa", "abcabc")) for _ in range(rng.randint(1, 2))
+    )
     return Call(
         at=at,
         prompts=[_prompt(rng, context, prefixes) for _ in range(rng.choice((1, 1, 1, 2)))],
@@ -145,4 +150,5 @@ def _faults(rng: random.Random, workers: int) -> list[Fault]:
 
 def _fault(rng: random.Random, kind: str, workers: int) -> Fault:
     points = BIRTH_POINTS if kind == "reborn" else POINTS
-    return Fault(rng.uniform(0.1, SPAN_S), kind, rng.randrange(workers), rng.random(), rng.choice(points))
+    worker = max(-1, rng.randrange(-workers, workers))
+    return Fault(rng.uniform(0.1, SPAN_S), kind, worker, rng.random(), rng.choice(points))

@@ -191,6 +191,8 @@ class Shell:
         slot, entry = self.slots[command.worker], self.ledger.entries[command.req]
         assert command.epoch > self._epochs.get(command.req, -1), "two assignments under one epoch"
         self._epochs[command.req] = entry.epoch = command.epoch
+        straggler = self.ledger.extend(command.req, command.epoch - 1, [Sampled(1)], None)
+        assert straggler is None, "a late token of the former epoch is taken"
         if command.way == "reattach":
             slot.returning.append(entry.rid)
             return
@@ -232,9 +234,14 @@ class Shell:
         news = tuple(e.NewRequest(x.rid, x.num_prompt, x.params.max_tokens) for x in entries)
         self.tell(e.RequestArrived(self.clock.now, news, call.priority))
         if call.leaves_at != float("inf"):
-            self.soon(call.leaves_at - self.clock.now, partial(self._abandon, group))
+            self.soon(call.leaves_at - self.clock.now, partial(self.abandon, group))
 
-    def _abandon(self, group: list[Client]) -> None:
+    def groups(self) -> list[list[Client]]:
+        """Every call so far, as its choices."""
+        return [group for rid, group in self._groups.items() if group[0].rid == rid]
+
+    def abandon(self, group: list[Client]) -> None:
+        """The client of these choices leaves."""
         for client in group:
             if not client.end:
                 client.ended("left")
@@ -245,7 +252,7 @@ class Shell:
         self.oracle.failed(command, self.core.state)
         self.ledger.close(command.req)
         # not at once: the commands that follow in the same answer may name its siblings
-        self.soon(0.0, partial(self._abandon, self._groups[command.req]))
+        self.soon(0.0, partial(self.abandon, self._groups[command.req]))
 
     # -- frames --------------------------------------------------------------------------------------------------
 

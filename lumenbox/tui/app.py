@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -21,7 +22,7 @@ from lumenbox.errors import LumenboxError
 from lumenbox.tui.box import Call, in_process, look, perform
 from lumenbox.tui.keys import HANGUP, press
 from lumenbox.tui.snapshot import Action, Controls, Snapshot
-from lumenbox.tui.terminal import Keyboard, exits_on_signals, keyboard, log_held_back
+from lumenbox.tui.terminal import Keyboard, exits_on_signals, keyboard, log_held_back, own_stdout
 from lumenbox.tui.view import render
 
 PERIOD_S = 0.25
@@ -50,12 +51,8 @@ class App:
         Raises LumenboxError if there is no box at the start; one that goes away later may come back.
         """
         self._snapshot = look(self._call, None, time.time())
-        console = Console(file=sys.stdout, force_terminal=True, highlight=False)
         keys = keyboard(sys.stdin.fileno()) if sys.stdin.isatty() else nullcontext()
-        live_screen = Live(
-            console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        )
-        with keys as board, live_screen as live:
+        with own_stdout() as file, keys as board, _screen(file) as live:
             while not self._leaving.is_set():
                 due = time.monotonic() + PERIOD_S
                 self._look()
@@ -107,6 +104,11 @@ class App:
             self._notices.put(f"{action}: {error}")
 
 
+def _screen(file: TextIO) -> Live:
+    console = Console(file=file, force_terminal=True, highlight=False)
+    return Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+
 def watch(call: Call) -> None:
     """`lumenbox top` on a terminal."""
     with exits_on_signals():
@@ -136,5 +138,8 @@ async def beside(verbs: dict[str, Verb]) -> None:
         await ended.wait()
     finally:
         app.leave()
-        async with asyncio.timeout(GIVE_UP_S):
-            await ended.wait()
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                await ended.wait()
+        except TimeoutError:
+            log.warning("the terminal takes no output; it is left as it is")

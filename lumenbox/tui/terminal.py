@@ -11,7 +11,7 @@ import termios
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from lumenbox.tui.keys import decode
 
@@ -30,6 +30,11 @@ def may_draw(wanted: bool | None) -> bool:
     if not wanted and os.environ.get("NO_COLOR"):
         return False
     return os.tcgetpgrp(sys.stdout.fileno()) == os.getpgrp()
+
+
+def own_stdout() -> TextIO:
+    """Standard output with a buffer of its own: whoever is stuck in a write to it holds no lock of anybody else."""
+    return open(sys.stdout.fileno(), "w", encoding=sys.stdout.encoding, errors="replace", closefd=False)
 
 
 class Keyboard:

@@ -87,10 +87,10 @@ def _ways(report: Document, width: int) -> Text:
     recomputed = sum(request["recomputed_tokens"] for request in requests)
     return row(
         [
-            Field(f"{len(requests)} streams"),
+            Field(f"streams {len(requests)}"),
             *(Field(f"{way} {count}", "", 1) for way, count in sorted(ways.items())),
             *([Field(f"stall {_ms(min(stalls))} to {_ms(max(stalls))}", "", 2)] if stalls else []),
-            Field(f"{recomputed} tokens recomputed", "", 3),
+            Field(f"recomputed tokens {recomputed}", "", 3),
         ],
         width,
     )

@@ -10,7 +10,7 @@ from rich.text import Text
 from lumenbox.tui.fields import clean, compact, cut
 from lumenbox.tui.snapshot import Document
 
-WIDE = 100
+WIDE = 107
 STATE_STYLES = {
     "ready": "green",
     "suspect": "bold magenta",

@@ -73,7 +73,7 @@ class Teller:
         self.core.check()
         return [written(command) for command in commands]
 
-    def _event(self, verb: str, words: list[str]) -> e.AnyEvent:  # noqa: PLR0911 (one line a verb)
+    def _event(self, verb: str, words: list[str]) -> e.AnyEvent:  # noqa: PLR0911, PLR0912 (one case a verb)
         named = {key: value for key, value in map(_named, words) if key}
         plain = [word for word in words if "=" not in word]
         numbers = [int(word) for word in plain if word.isdigit()]
@@ -105,7 +105,9 @@ class Teller:
             case "overdue":
                 return e.StepOverdue(*life, 1, 0.5)
             case "settled":
-                interrupted = tuple(e.Interrupted(*map(int, m)) for m in re.findall(r"(\d+):(\d+)/(\d+)", " ".join(plain)))
+                interrupted = tuple(
+                    e.Interrupted(*map(int, m)) for m in re.findall(r"(\d+):(\d+)/(\d+)", " ".join(plain))
+                )
                 return e.Settled(*life, plain[1], "own" in plain, "lost" in plain, interrupted)
             case "spawn-failed":
                 return e.SpawnFailed(*life, "no memory")

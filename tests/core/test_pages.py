@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lumenbox.core.pages import PagePool, chain_hash, page_hashes
 
+VERBS = ["take", "share", "give", "seal", "evict", "sent"]
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 
 
@@ -95,7 +96,7 @@ def test_a_pool_adopts_only_when_fresh() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 8),
-    st.lists(st.tuples(st.sampled_from("take share give seal evict sent".split()), st.integers(0, 7)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7)), max_size=60),
 )
 def test_every_page_is_in_one_place_after_any_history(num_pages: int, history: list[tuple[str, int]]) -> None:
     """A page that was given back or evicted rests until `sent`; a page with references is never handed out."""

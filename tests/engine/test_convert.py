@@ -34,7 +34,7 @@ def smollm2(tmp_path_factory):
 
 
 def test_token_ids_are_the_hf_tokenizers(smollm2):
-    """Golden ids of HuggingFaceTB/SmolLM2-135M-Instruct; no BOS is added, blanks and accents split alike."""
+    """Golden ids: an independent BPE over the file's merges with the rule `smollm` of llama.cpp; no BOS is added."""
     tokenizer = tokenizers.Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     golden = json.loads((Path(__file__).parent / "smollm2_ids.json").read_text())
     for text, ids in golden.items():

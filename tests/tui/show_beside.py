@@ -1,4 +1,7 @@
-"""Run by test_terminal: a box's process that shows it, logs a line meanwhile, and is told to end, or breaks."""
+"""Run by test_terminal: a box's process that shows it, logs a line meanwhile, and is told to end.
+
+With `break` the picture breaks; with `stuck` nothing is printed at the end, as nothing could be.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,13 @@ async def main() -> None:
     log.info("a line for the log")
     if sys.argv[1:] == ["break"]:
         box.state = {"pid": 4000, "counters": {"generated_tokens": 0}, "broken": True}
-    await told.wait()
+    while not told.is_set():
+        await asyncio.sleep(0.02)
+        box.state["uptime_s"] = box.state.get("uptime_s", 0.0) + 1.0  # something to draw
     showing.cancel()
     await asyncio.wait([showing])
-    print("the end")
+    if sys.argv[1:] != ["stuck"]:
+        print("the end")
 
 
 log.addHandler(logging.StreamHandler(sys.stderr))

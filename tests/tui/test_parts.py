@@ -46,7 +46,7 @@ def test_bars_of_the_waterfall(span: Span, expected: str) -> None:
 def test_a_recovery_under_way_shows_what_is_known() -> None:
     early = report(first_token_s=None, respawn_s=None, recovered_s=None, requests=[interrupted(1, stall_s=None)])
     shown = [line.plain for line in waterfall(early, 80)]
-    assert shown[1] == "1 streams  reattach 1  9 tokens recomputed"
+    assert shown[1] == "streams 1  reattach 1  recomputed tokens 9"
     assert [line.split()[-1] for line in shown[5:]] == ["…", "…", "…"]
     assert waterfall(report(detect_s=0.0, fence_s=0.0, plan_s=0.0, requests=[], respawn_s=None), 80)
 

@@ -108,10 +108,10 @@ async def test_a_picture_that_breaks_leaves_box_and_terminal_whole(terminal: Ter
 
 
 async def test_a_terminal_that_has_stopped_holds_nobody_up(terminal: Terminal) -> None:
-    process = await terminal.run(sys.executable, SCRIPT)
+    process = await terminal.run(sys.executable, SCRIPT, "stuck")
     await terminal.shows(b"quarantined")
     asyncio.get_running_loop().remove_reader(terminal.master)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(3.0)  # frames fill the kernel's buffer
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(10):
         assert await process.wait() == 0

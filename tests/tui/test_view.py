@@ -34,7 +34,7 @@ def test_golden_frames(name: str) -> None:
 
 
 @pytest.mark.parametrize("height", [None, 3, 8, 14, 24, 60])
-@pytest.mark.parametrize("width", [1, 8, 12, 20, 30, 79, 80, 99, 100, 140, 300])
+@pytest.mark.parametrize("width", [1, 8, 12, 20, 30, 79, 80, 106, 107, 140, 300])
 @pytest.mark.parametrize("controls", [None, Controls(selected=9, paused=True, confirming=Action("down"))])
 def test_nothing_is_wider_or_higher_than_the_terminal(
     width: int, height: int | None, controls: Controls | None
@@ -55,7 +55,7 @@ def test_the_state_is_the_last_column_to_go() -> None:
     assert [column.title for column in columns(11)] == ["state"]
     assert [column.title for column in columns(3)] == ["state"]
     assert [column.title for column in columns(15)] == ["id", "state"]
-    assert len(columns(80)) == len(columns(100)) == 10
+    assert len(columns(80)) == len(columns(106)) == len(columns(107)) == 10
 
 
 def test_workers_around_the_selected_one_show_if_there_are_many() -> None:
