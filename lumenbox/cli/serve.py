@@ -164,7 +164,7 @@ class _Run:
                 starting = tasks.create_task(self._start(box, tasks, wait_s))
                 raise _Done(await self._serve_until_told(box, starting))
         except* _Done as done:
-            code = next(_leaves(done)).code
+            code = int(next(_leaves(done)).code)
         except* LumenboxError as errors:
             raise next(_leaves(errors)) from None
         return code

@@ -1,1 +1,1 @@
-"""The virtual shell: a whole box in virtual time, deterministic from one seed. It must not know clocks, I/O or torch."""
+"""The virtual shell: a whole box in virtual time, deterministic from one seed. It knows no clock, no I/O, no torch."""

@@ -9,7 +9,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """`now` moves from one event to the next; what is due at the same time happens in the order in which it was planned."""
+    """`now` moves from one event to the next; what is due together happens in the order in which it was planned."""
 
     def __init__(self) -> None:
         self.now = 0.0

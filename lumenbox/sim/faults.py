@@ -17,7 +17,7 @@ def perform(shell: Shell, fault: Fault) -> None:
 
 
 def calm(shell: Shell) -> None:
-    """The faults are over: nobody else is doomed, what is stopped goes on. What hangs or crawls is for the box to notice."""
+    """The faults are over: nobody is doomed, what is stopped goes on. What hangs or crawls is for the box to notice."""
     for slot in shell.slots:
         slot.dooms.clear()
         if slot.link is not None:

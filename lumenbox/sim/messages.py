@@ -13,7 +13,7 @@ from lumenbox.core.requests import SamplingParams
 
 @dataclass(slots=True, frozen=True)
 class Placed:
-    """A request on its way to a worker; the lists are its own. `poison` names where it kills: assign, step or nowhere."""
+    """A request on its way to a worker; the lists are its own. `poison` names where it kills: assign, step, nowhere."""
 
     rid: int
     epoch: int

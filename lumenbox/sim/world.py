@@ -13,7 +13,7 @@ from lumenbox.sim.scenario import SPAN_S, Scenario, scenario
 from lumenbox.sim.shell import LOOK_S, Shell
 
 WHOLE_WITHIN_S = 200.0
-"""Virtual seconds from the last fault to a box that is whole: some deadlines (an unknown step, a birth) are a minute."""
+"""Virtual seconds until the box must be whole: some deadlines (an unknown step, a birth) are a minute."""
 
 
 class SimulationFailed(Exception):
