@@ -18,12 +18,52 @@ class Refuse(Command, frozen=True, tag=True, array_like=True):
 
 
 class Assign(Command, frozen=True, tag=True, array_like=True):
-    """The worker owns the request from now on, under `epoch`. `way`: new, recompute, reattach."""
+    """The worker owns the request from now on, under `epoch`. `way`: new, recompute, reattach, restore.
+
+    `slots` are the arena slots reserved for it so far, page by page, one per replica; the first `sealed` pages are
+    whole: `restore` loads them, and whatever the way, the worker goes on sealing behind them.
+    """
 
     worker: int
     req: int
     epoch: int
     way: str
+    slots: tuple[tuple[int, ...], ...] = ()
+    sealed: int = 0
+
+
+class ReserveSlots(Command, frozen=True, tag=True, array_like=True):
+    """The worker may write pages `first`, `first` + 1, … of its request to these arena slots (one per replica)."""
+
+    worker: int
+    req: int
+    epoch: int
+    first: int
+    slots: tuple[tuple[int, ...], ...]
+
+
+class DropSlots(Command, frozen=True, tag=True, array_like=True):
+    """The worker is to forget its request's slots (they were evicted); SlotsQuiet follows."""
+
+    worker: int
+    req: int
+    epoch: int
+
+
+class PreRestore(Command, frozen=True, tag=True, array_like=True):
+    """A worker loads the sealed pages of a request that still runs elsewhere, so that its move stops it but briefly."""
+
+    worker: int
+    req: int
+    epoch: int
+    slots: tuple[tuple[int, ...], ...]
+
+
+class SetSealRate(Command, frozen=True, tag=True, array_like=True):
+    """Bytes a second that the worker may write to the arena; 0 holds checkpoints back, negative is unlimited."""
+
+    worker: int
+    bytes_s: float
 
 
 class Cancel(Command, frozen=True, tag=True, array_like=True):
@@ -97,4 +137,4 @@ class Exit(Command, frozen=True, tag=True, array_like=True):
     why: str
 
 
-AnyCommand = Refuse | Assign | Cancel | MoveOut | EndStream | Fence | Spawn | SetTimer | Changed | Planned | Exit
+AnyCommand = Refuse | ReserveSlots | DropSlots | PreRestore | SetSealRate | Assign | Cancel | MoveOut | EndStream | Fence | Spawn | SetTimer | Changed | Planned | Exit

@@ -76,6 +76,38 @@ class StepCommitted(Event, frozen=True, tag=True, array_like=True):
     context_tokens: int
     seconds: float
     free_pages: int
+    page_crossings: tuple[tuple[int, int], ...] = ()
+    """(request, its whole pages whose KV exists) for each request that completed a page in this step."""
+
+
+class PagesSealed(Event, frozen=True, tag=True, array_like=True):
+    """KV checkpoints became whole: (request, epoch, number of its first pages that are sealed in the arena)."""
+
+    worker: int
+    sealed: tuple[tuple[int, int, int], ...]
+
+
+class SlotsQuiet(Event, frozen=True, tag=True, array_like=True):
+    """The writer of a request's arena slots has acknowledged that it writes to none of them any more.
+
+    It follows every end of a request on its worker (finished, dropped) and every DropSlots; Settled stands for all of
+    a dead worker's.
+    """
+
+    worker: int
+    req: int
+    epoch: int
+
+
+class RestoreDone(Event, frozen=True, tag=True, array_like=True):
+    """An heir has loaded a request's sealed pages; fewer `pages` than it was given means that a checksum failed."""
+
+    worker: int
+    req: int
+    epoch: int
+    pages: int
+    bytes: int
+    seconds: float
 
 
 class WorkerReady(Event, frozen=True, tag=True, array_like=True):
@@ -148,6 +180,9 @@ AnyEvent = (
     | Admitted
     | MovedOut
     | StepCommitted
+    | PagesSealed
+    | SlotsQuiet
+    | RestoreDone
     | WorkerReady
     | WorkerExiting
     | StepOverdue
