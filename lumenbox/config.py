@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lumenbox.core.state import CheckpointConfig
+
 
 @dataclass(slots=True, frozen=True)
 class BoxConfig:
@@ -32,6 +34,10 @@ class BoxConfig:
     respawn: bool = True
     recovery: str = "box"
     generation_config: str = "request"
+    checkpoint_bytes: int | None = None
+    """Arena budget per holder; None: sized by live context."""
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    reload_bytes_s: float = 0.0
     faults: tuple[str, ...] = ()
     threads: int = 1
     created: int = 0

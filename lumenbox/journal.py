@@ -58,6 +58,10 @@ class Journal:
         self._write(_encode(Entry(event, checksum(commands))))
         return commands
 
+    def roll(self) -> None:
+        """Open a new segment with the next event: the core's state changed otherwise than by one."""
+        self._size = SEGMENT_BYTES
+
     def close(self) -> None:
         """Close the newest segment."""
         if self._file is not None:

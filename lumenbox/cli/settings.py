@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from lumenbox.config import BoxConfig
+from lumenbox.core.state import CheckpointConfig
 from lumenbox.errors import StartupError
 from lumenbox.models import catalogue
 
@@ -43,10 +45,44 @@ def resolve(values: dict[str, Any]) -> BoxConfig:
         respawn=not values["no_respawn"],
         recovery=values["recovery"],
         generation_config=values["generation_config"],
+        checkpoint_bytes=values["checkpoint_budget"],
+        checkpoints=_checkpoints(values, workers),
+        reload_bytes_s=float(values["reload_bandwidth"]),
         faults=_faults(bool(values["api_keys"]), values["chaos_env"]),
         threads=_threads(workers),
         created=int(time.time()),
     )
+
+
+CHECKPOINT_FLAGS = (
+    "placement", "routing", "load_estimate", "alpha", "beta", "lam", "routing_rule", "theta", "tau",
+)  # fmt: skip
+
+
+def _checkpoints(values: dict[str, Any], workers: int) -> CheckpointConfig:
+    """The strategy's own parts, overridden by those that are named."""
+    named = {name: values[name] for name in CHECKPOINT_FLAGS if values[name] is not None}
+    return msgspec.structs.replace(
+        CheckpointConfig.defaults(values["recovery"]),
+        replicas=values["replicas"],
+        eviction=values["eviction"],
+        failure_domains=_domains(values["failure_domains"], workers),
+        **named,
+    )
+
+
+def _domains(text: str | None, workers: int) -> tuple[tuple[int, ...], ...]:
+    """`0-3,4-7` as worker numbers; workers that are not named fail by themselves."""
+    domains: list[tuple[int, ...]] = []
+    for part in (text or "").split(",") if text else []:
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit() or int(last or first) >= workers:
+            raise click.UsageError(f"--failure-domains: {part!r} is not a range of workers 0 to {workers - 1}")
+        domains.append(tuple(range(int(first), int(last or first) + 1)))
+    named = [worker for domain in domains for worker in domain]
+    if len(named) != len(set(named)):
+        raise click.UsageError("--failure-domains: a worker stands in two domains")
+    return (*domains, *((worker,) for worker in range(workers) if worker not in named))
 
 
 def _short_name(model: str) -> str:

@@ -178,6 +178,8 @@ _fault(
 )
 _fault("hang", "Freeze worker N's process.")
 _fault("slow", "Stretch worker N's steps.", click.option("--factor", type=click.FloatRange(1.0, 1e4), required=True))
+_fault("lose", "Take worker N's device away: its KV pool is discarded and its weights are read again.")
+_fault("corrupt", "Flip a byte in every sealed page of the requests that worker N serves.")
 _fault("clear", "End hang and slow of worker N.")
 
 

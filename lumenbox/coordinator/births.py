@@ -96,11 +96,13 @@ async def allocate_pools(config: BoxConfig, report: LoadReport, facts: ModelFact
 async def give_birth(box: Box, slot: Slot, incarnation: int, keep_pool: bool, server: ForkServer) -> None:
     """Fork the incarnation and send it all it needs; Ready follows on its link."""
     assert box.report is not None
+    if slot.device_lost:
+        await _replace_pool(slot)
     ours, theirs = socket_pair()
     status_fd = segment.create(f"lumenbox-status-{slot.worker}", status.PAGE_BYTES)
     log_fd = open_log(box.config, f"worker-{slot.worker}")
     try:
-        fds = [theirs.fileno(), log_fd, status_fd, box.weight_fd, slot.pool_fd]
+        fds = [theirs.fileno(), log_fd, status_fd, box.weight_fd, slot.pool_fd, box.arena.fd]
         child = await server.fork("worker", fds, {})
         page = segment.attach(status_fd)
     except BaseException:
@@ -111,17 +113,22 @@ async def give_birth(box: Box, slot: Slot, incarnation: int, keep_pool: bool, se
         os.close(log_fd)
         os.close(status_fd)
     slot.link = WorkerLink(slot.worker, incarnation, ours, page, child, box.on_frame, box.on_exit)
-    returning, slot.returning = slot.returning, []
-    slot.link.send(_boot(box, slot, incarnation, returning if keep_pool else [], keep_pool))
+    slot.link.send(_boot(box, slot, incarnation, keep_pool))
+    slot.device_lost = False
 
 
-def _boot(box: Box, slot: Slot, incarnation: int, returning: list[int], keep_pool: bool) -> frames.Boot:
+async def _replace_pool(slot: Slot) -> None:
+    """A lost device takes its memory along: what was in the pool must be gone, not merely unused."""
+    size = os.fstat(slot.pool_fd).st_size
+    os.close(slot.pool_fd)
+    slot.pool_fd = await asyncio.to_thread(segment.create, f"lumenbox-kv-{slot.worker}", size)
+
+
+def _boot(box: Box, slot: Slot, incarnation: int, keep_pool: bool) -> frames.Boot:
     config, report, mirror = box.config, box.report, slot.mirror
     assert report is not None
+    returning, slot.returning = slot.returning if keep_pool else {}, {}
     entries = [box.ledger.entries[rid] for rid in returning if rid in box.ledger.entries]
-    adopted = [
-        placed(entry, page_table=mirror.tables[entry.rid], num_computed=mirror.computed[entry.rid]) for entry in entries
-    ]
     mirror.keep_only({entry.rid for entry in entries})
     return frames.Boot(
         worker=slot.worker,
@@ -131,25 +138,32 @@ def _boot(box: Box, slot: Slot, incarnation: int, returning: list[int], keep_poo
         limits=frames.SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, box.max_model_len),
         device="cpu",
         faults=list(config.faults),
-        adopted=adopted,
+        adopted=[_adopted(box, slot, entry, returning[entry.rid]) for entry in entries],
         hashed=list(mirror.hashes.items()) if keep_pool else [],
+        reload_bytes_s=config.reload_bytes_s if slot.device_lost else None,
     )
 
 
-def placed(
-    entry: Entry, poison: bool = False, page_table: list[int] | None = None, num_computed: int = 0
-) -> frames.Placed:
-    """A request as it travels to a worker."""
+def _adopted(box: Box, slot: Slot, entry: Entry, sealed: int) -> frames.Placed:
+    """A request that continues on the pool it was on."""
+    crcs = box.arena.checksums(entry.slots[:sealed], slot.pool_identity)
+    table, computed = slot.mirror.tables[entry.rid], slot.mirror.computed[entry.rid]
+    return msgspec.structs.replace(placed(entry, crcs), page_table=table, num_computed=computed)
+
+
+def placed(entry: Entry, crcs: list[int], load: bool = False, poison: bool = False) -> frames.Placed:
+    """A request as it travels to a worker; `crcs` are the checksums of its sealed pages, to be loaded if `load`."""
     return frames.Placed(
-        entry.rid,
-        entry.epoch,
-        entry.params,
-        entry.tokens,
-        entry.num_prompt,
-        page_table or [],
-        num_computed,
-        entry.priority,
-        poison,
+        rid=entry.rid,
+        epoch=entry.epoch,
+        params=entry.params,
+        tokens=entry.tokens,
+        num_prompt=entry.num_prompt,
+        priority=entry.priority,
+        poison=poison,
+        slots=entry.slots,
+        sealed=len(crcs),
+        crcs=crcs if load else [],
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from lumenbox.config import BoxConfig
 from lumenbox.coordinator import births, documents
+from lumenbox.coordinator.arena import ArenaStore, budget_pages
 from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
 from lumenbox.coordinator.link import WorkerLink
 from lumenbox.coordinator.live_stream import LiveStream
@@ -88,19 +89,23 @@ class Box:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._poison_text = next((f.partition(":")[2] for f in config.faults if f.startswith("die_on_text:")), None)
         self._changed = asyncio.Event()
-        self.core = Core(
-            CoreConfig(
-                workers=config.workers,
-                page_size=config.page_size,
-                max_queue=config.max_queue,
-                max_model_len=config.max_model_len or facts.context_length,
-                recovery=config.recovery,
-                respawn=config.respawn,
-            )
-        )
+        self.core = Core(self._core_config(0, 0))
+        self.arena = ArenaStore()
         self.journal = Journal(config.run_dir / "journal")
 
     # -- life ----------------------------------------------------------------------------------------------------
+
+    def _core_config(self, budget_pages: int, page_bytes: int) -> CoreConfig:
+        config = self.config
+        return CoreConfig(
+            workers=config.workers,
+            page_size=config.page_size,
+            max_queue=config.max_queue,
+            max_model_len=config.max_model_len or self.facts.context_length,
+            recovery=config.recovery,
+            respawn=config.respawn,
+            checkpoints=msgspec.structs.replace(config.checkpoints, budget_pages=budget_pages, page_bytes=page_bytes),
+        )
 
     async def start(self, fork_server: ForkServer, tasks: asyncio.TaskGroup) -> None:
         """Load the model and bring up every worker. Raises StartupError; the box is ready when this returns."""
@@ -112,8 +117,17 @@ class Box:
         if not self.report.exact and self.config.exact == "auto":
             log.warning("exact mode is off: %s", self.report.inexact_reason)
         await births.allocate_pools(self.config, self.report, self.facts, self.slots)
+        await self._allocate_arena(self.report)
         await asyncio.gather(*(self._give_birth(slot, 1, keep_pool=False) for slot in self.slots))
         await self.until(lambda: self.core.state.has_served or self.ended.done())
+
+    async def _allocate_arena(self, report: LoadReport) -> None:
+        """Size and take the arena. Only now is the core's configuration complete; nothing has happened yet but
+        refusals."""
+        budget = budget_pages(self.config, report)
+        await asyncio.to_thread(self.arena.allocate, budget * self.config.workers, report.page.page_bytes)
+        self.core = Core(self._core_config(budget, report.page.page_bytes))
+        self.journal.roll()
 
     def close(self) -> None:
         """Kill what is left and give everything back."""
@@ -123,6 +137,7 @@ class Box:
             if slot.link is not None:
                 slot.link.kill()
             slot.close()
+        self.arena.close()
         if self.weight_fd >= 0:
             os.close(self.weight_fd)
             self.weight_fd = -1
@@ -198,6 +213,14 @@ class Box:
             case c.Refuse(reqs=reqs):
                 for req in reqs:
                     self._forget(req)
+            case c.ReserveSlots():
+                self._reserve(command)
+            case c.DropSlots(worker=worker, req=req, epoch=epoch):
+                self._send(worker, frames.Release(req, epoch))
+            case c.PreRestore():
+                self._preload(command)
+            case c.SetSealRate(worker=worker, bytes_s=bytes_s):
+                self._send(worker, frames.SealRate(bytes_s))
             case c.EndStream(req=req, code=code):
                 self._end_stream(req, code)
             case c.Fence():
@@ -228,10 +251,26 @@ class Box:
             entry.recoveries += 1
             self._streams[entry.rid].recoveries += 1
         slot = self.slots[command.worker]
+        entry.slots = list(command.slots)
         if command.way == "reattach":
-            slot.returning.append(entry.rid)
+            slot.returning[entry.rid] = command.sealed
         else:
-            self._send(command.worker, frames.Assign(births.placed(entry, self._is_poison(entry))))
+            crcs = self.arena.checksums(entry.slots[: command.sealed], slot.pool_identity)
+            load = command.way == "restore"
+            entry.loading = len(crcs) if load else 0
+            self._send(command.worker, frames.Assign(births.placed(entry, crcs, load, self._is_poison(entry))))
+
+    def _reserve(self, command: c.ReserveSlots) -> None:
+        if (entry := self.ledger.entries.get(command.req)) is not None:
+            del entry.slots[command.first :]
+            entry.slots += command.slots
+        self._send(command.worker, frames.Reserve(command.req, command.epoch, command.first, list(command.slots)))
+
+    def _preload(self, command: c.PreRestore) -> None:
+        entry = self.ledger.entries[command.req]
+        crcs = self.arena.checksums(list(command.slots), self.slots[command.worker].pool_identity)
+        placed = births.placed(entry, crcs, load=True)
+        self._send(command.worker, frames.Preload(msgspec.structs.replace(placed, epoch=command.epoch)))
 
     def _is_poison(self, entry: Entry) -> bool:
         if self._poison_text is None:
@@ -293,16 +332,48 @@ class Box:
         endings = {rid: reason for rid, _, reason in step.finished}
         for rid, epoch, drawn in step.tokens:
             self._drawn(now, slot, rid, epoch, drawn, endings.get(rid))
+        self._enter_seals(slot, step)
         for rid, epoch in step.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
         if step.seconds:
             shape = (step.decodes, step.prefill_tokens, step.context_tokens)
-            event = e.StepCommitted(
-                now, slot.worker, link.incarnation, step.step, *shape, step.seconds, step.free_pages
-            )
-            self.tell(event)
+            counted = (*shape, step.seconds, step.free_pages, self._crossings(slot, step))
+            self.tell(e.StepCommitted(now, slot.worker, link.incarnation, step.step, *counted))
             slot.drew(now, len(step.tokens))
+        self._tell_quiet(now, slot, step)
+
+    def _enter_seals(self, slot: Slot, step: frames.Step) -> None:
+        """What the frame tells of KV checkpoints: pages that were sealed, and those that were loaded."""
+        if not self.arena.num_slots:
+            return
+        now = time.monotonic()
+        marks: dict[tuple[int, int], int] = {}
+        for rid, epoch, index, crc in step.sealed:
+            entry = self.ledger.entries.get(rid)
+            if entry is not None and entry.epoch == epoch and index < len(entry.slots):
+                self.arena.enter(entry.slots[index], crc, slot.pool_identity)
+                marks[rid, epoch] = index + 1
+        if marks:
+            sealed = tuple((rid, epoch, mark) for (rid, epoch), mark in marks.items())
+            self.tell(e.PagesSealed(now, slot.worker, sealed))
+        for rid, epoch, pages, count, seconds in step.restored:
+            self.recoveries.restored(rid, pages * self.config.page_size, seconds)
+            self.tell(e.RestoreDone(now, slot.worker, rid, epoch, pages, count, seconds))
+
+    def _crossings(self, slot: Slot, step: frames.Step) -> tuple[tuple[int, int], ...]:
+        """Requests that completed a page in this step: they need room in the arena for the next."""
+        if not self.arena.num_slots:
+            return ()
+        moved = [rid for rid, *_ in step.tokens] + [rid for rid, _ in step.progress]
+        return tuple(slot.mirror.crossings(moved, self.config.page_size))
+
+    def _tell_quiet(self, now: float, slot: Slot, step: frames.Step) -> None:
+        """An end on a worker is its acknowledgement too: it writes to those slots no more."""
+        if self.arena.num_slots:
+            ended = [(rid, epoch) for rid, epoch, _ in step.finished]
+            for rid, epoch in (*ended, *step.dropped, *step.quiet):
+                self.tell(e.SlotsQuiet(now, slot.worker, rid, epoch))
 
     def _admitted(self, now: float, worker: int, rid: int, epoch: int, cached: int) -> None:
         entry = self.ledger.entries.get(rid)
@@ -376,7 +447,7 @@ class Box:
 
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
         assert self.report is not None
-        pool_lost = slot.pool_identity != self.report.identity
+        pool_lost = slot.device_lost or slot.pool_identity != self.report.identity
         interrupted = tuple(
             e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
             for rid in self.core.state.workers[slot.worker].requests
@@ -392,12 +463,18 @@ class Box:
         for rid, way, heir in plan.ways:
             entry = self.ledger.entries.get(rid)
             if entry is not None:
-                kept = slot.mirror.computed.get(rid, 0) if way == "reattach" else 0
+                kept = self._kept_tokens(slot, entry, way)
                 report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept)
         self.events.add(
             "recovery", worker=plan.worker, cause=plan.cause, report=report.document["id"], requests=len(plan.ways)
         )
         log.info("worker %d lost (%s): %d requests go on", plan.worker, plan.cause, len(plan.ways))
+
+    def _kept_tokens(self, slot: Slot, entry: Entry, way: str) -> int:
+        """Tokens whose KV an interrupted request need not compute again."""
+        if way == "reattach":
+            return slot.mirror.computed.get(entry.rid, 0)
+        return entry.loading * self.config.page_size if way == "restore" else 0
 
     # -- births --------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,15 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
             _mark(link, kind)
             link.send(frames.Disturb("slow", factor))
             evidence = await _shown(lambda: _slow_factor(link) == factor, f"steps stretched {factor:g} times")
+        case "lose":
+            _mark(link, kind)
+            box.slots[worker].device_lost = True
+            link.kill()
+            evidence = await _shown(
+                lambda: link.exited.done() or proc.runs_no_user_code(link.pid), "exiting, pool gone"
+            )
+        case "corrupt":
+            evidence = f"{_corrupt(box, worker)} sealed pages damaged"
         case "clear":
             link.disturbed, link.disturbed_at = "", None
             link.kill(signal.SIGCONT)
@@ -48,6 +57,16 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
             raise LumenboxError(f"unknown fault {kind!r}")
     box.events.add("chaos", worker=worker, fault=kind, pid=link.pid)
     return {"worker": worker, "fault": kind, "pid": link.pid, "verified": evidence}
+
+
+def _corrupt(box: Box, worker: int) -> int:
+    """Flip a byte in every sealed page of the requests that the worker serves."""
+    requests = box.core.state.requests
+    served = [requests[req] for req in box.core.state.workers[worker].requests]
+    slots = [page for r in served for page in box.ledger.entries[r.req].slots[: r.sealed]]
+    if not slots:
+        raise LumenboxError(f"worker {worker} serves no request with a sealed page")
+    return box.arena.corrupt(slots)
 
 
 def _mark(link: WorkerLink, kind: str) -> None:

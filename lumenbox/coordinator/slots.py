@@ -20,8 +20,10 @@ class Slot:
     """What the pool's pages were computed with; nothing of another identity is ever attached to."""
     mirror: PoolMirror = field(default_factory=PoolMirror)
     link: WorkerLink | None = None
-    returning: list[int] = field(default_factory=list)
-    """Requests that the next incarnation re-attaches to."""
+    returning: dict[int, int] = field(default_factory=dict)
+    """Requests that the next incarnation re-attaches to, with the number of their sealed pages."""
+    device_lost: bool = False
+    """The device and all that was on it are gone: no pool to attach to, weights to be read again."""
     last_step: frames.Step | None = None
     tokens: int = 0
     """Generated on this slot, over all incarnations."""

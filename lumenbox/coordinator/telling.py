@@ -83,6 +83,13 @@ class Recovery:
         self.document["requests"].append(row)
         self._open[rid] = row
 
+    def restored(self, rid: int, tokens: int, seconds: float) -> None:
+        """An heir has loaded sealed pages for `tokens` tokens."""
+        if (row := self._open.get(rid)) is not None:
+            row["restored_tokens"] = tokens
+            row["recomputed_tokens"] = row["tokens_before"] - tokens
+            self.document["restore_s"] = (self.document["restore_s"] or 0.0) + seconds
+
     def first_token(self, rid: int, heir: int, last_token: float) -> None:
         """An interrupted request draws its next token; `last_token` is when its client had the one before."""
         row = self._open.pop(rid, None)
@@ -126,6 +133,10 @@ class Recoveries:
     def first_token(self, rid: int, heir: int, last_token: float) -> None:
         for recovery in self._kept:
             recovery.first_token(rid, heir, last_token)
+
+    def restored(self, rid: int, tokens: int, seconds: float) -> None:
+        for recovery in self._kept:
+            recovery.restored(rid, tokens, seconds)
 
     def gone(self, rid: int) -> None:
         for recovery in self._kept:

@@ -10,6 +10,7 @@ and only `sent` lets pages that the step gave back be reused (DESIGN §2.2).
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lumenbox.core.pages import PageHash, PagePool, page_hashes
@@ -37,6 +38,12 @@ class Sequence:
     priority: int = 0
     hashes: list[PageHash] = field(default_factory=list)
     overtaken: int = 0
+    slots: list[tuple[int, ...]] = field(default_factory=list)
+    """Arena slots reserved for its first pages, one per replica."""
+    num_sealing: int = 0
+    """Pages that are sealed or on their way to be."""
+    crcs: list[int] = field(default_factory=list)
+    """Checksums of the sealed pages to load before it starts; empty once that is done, or never was to be."""
 
     @property
     def num_generated(self) -> int:
@@ -102,6 +109,15 @@ class Report:
     """(rid, index in its table, new page): half-filled pages that a re-attach copied"""
 
 
+@dataclass(slots=True, frozen=True)
+class Restore:
+    """Sealed pages on their way from the arena: page `first` + i of the request goes to pool page `pages[i]`."""
+
+    seq: Sequence
+    first: int
+    pages: list[int]
+
+
 class BatchScheduler:
     """Decodes first, then prefill chunks within a token budget, then admission by pages."""
 
@@ -119,6 +135,8 @@ class BatchScheduler:
         self._computing: Counter[PageHash] = Counter()
         """Prompt pages that running sequences are about to compute: twins wait for them instead of doing it again."""
         self._report = Report()
+        self._pinned: Counter[int] = Counter()
+        """Pages that are being copied to the arena."""
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -150,10 +168,56 @@ class BatchScheduler:
                 self._report.replaced.append((seq.rid, index, fresh[0]))
         return copies
 
+    # -- KV checkpoints ------------------------------------------------------------------------------------------
+
+    def take_sealable(self, limit: int) -> list[tuple[Sequence, int, int]]:
+        """(request, page index, page) of whole pages that have a slot and no copy yet, at most `limit`; pins them."""
+        found: list[tuple[Sequence, int, int]] = []
+        for seq in self.running.values():
+            last = min(seq.num_computed // self.page_size, len(seq.slots), seq.num_sealing + limit - len(found))
+            found += [(seq, index, seq.page_table[index]) for index in range(seq.num_sealing, last)]
+            seq.num_sealing = max(seq.num_sealing, last)
+        self.pool.share(page for _, _, page in found)
+        self._pinned.update(page for _, _, page in found)
+        return found
+
+    def unpin(self, pages: Iterable[int]) -> None:
+        """Their copies are done or given up."""
+        for page in pages:
+            self._pinned[page] -= 1
+            self.pool.give_back([page])
+        self._pinned = +self._pinned
+
+    def next_restore(self) -> Sequence | None:
+        """The waiting request with the fewest sealed pages to load."""
+        return min((s for s in self.waiting if s.crcs), key=lambda s: (len(s.crcs), s.rid), default=None)
+
+    def begin_restore(self, seq: Sequence) -> Restore | None:
+        """Take pages for what the prefix cache does not hold; None when they are not free yet (try after a frame)."""
+        first = len(self.pool.lookup(seq.hashes[: len(seq.crcs)]))
+        missing = len(seq.crcs) - first
+        pages = self.pool.take(missing)
+        if pages is None:
+            self.pool.evict_until(missing)
+            return None
+        return Restore(seq, first, pages)
+
+    def end_restore(self, restore: Restore, good: int) -> int:
+        """Keep the first `good` loaded pages as prefix cache, which the request then starts from; returns how many of
+        its pages are there."""
+        seq, first = restore.seq, restore.first
+        for page, page_hash in zip(restore.pages[:good], seq.hashes[first:], strict=False):
+            self.pool.seal(page, page_hash)
+        self.pool.give_back(reversed(restore.pages))
+        if good < len(restore.pages):
+            seq.num_sealing = first + good
+        seq.crcs = []
+        return first + good
+
     def drop(self, rid: int, epoch: int) -> bool:
         """Forget a request (cancelled, or moved out); False if it is not here under that epoch."""
-        seq = self.running.get(rid) or next((s for s in self.waiting if s.rid == rid), None)
-        if seq is None or seq.epoch != epoch:
+        seq = self.find(rid, epoch)
+        if seq is None:
             return False
         if rid in self.running:
             self._stop(seq)
@@ -162,6 +226,11 @@ class BatchScheduler:
             self.waiting.remove(seq)
         self._report.dropped.append((rid, epoch))
         return True
+
+    def find(self, rid: int, epoch: int) -> Sequence | None:
+        """The request, if it is here under that epoch."""
+        seq = self.running.get(rid) or next((s for s in self.waiting if s.rid == rid), None)
+        return seq if seq is not None and seq.epoch == epoch else None
 
     def _untell(self, rid: int) -> None:
         """A frame tells of drops before admissions: one that was adopted since the last frame never came here."""
@@ -287,6 +356,8 @@ class BatchScheduler:
                 return
             if any(older.overtaken >= OVERTAKES for older in passed):
                 return
+            if seq.crcs:
+                continue  # its pages are still to be loaded
             hits = self.pool.lookup(seq.hashes[: (len(seq.tokens) - 1) // self.page_size])
             if self._twin_computes(seq, len(hits)):
                 continue
@@ -366,7 +437,7 @@ class BatchScheduler:
     def check(self) -> None:
         """Assert the invariants that property tests and the simulator rely on."""
         self.pool.check()
-        referenced = Counter(page for s in self.running.values() for page in s.page_table)
+        referenced = Counter(page for s in self.running.values() for page in s.page_table) + self._pinned
         assert referenced == Counter(self.pool._refs), "the pool's references are not those of the page tables"
         assert not set(self.running) & {s.rid for s in self.waiting}
         assert all(not s.page_table for s in self.waiting)

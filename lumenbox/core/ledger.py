@@ -27,6 +27,10 @@ class Entry:
     recoveries: int = 0
     cached: int | None = None
     finish_reason: str | None = None
+    slots: list[tuple[int, ...]] = field(default_factory=list)
+    """Arena slots of its first pages, one per replica."""
+    loading: int = 0
+    """Sealed pages that its heir was given to load."""
 
     @property
     def num_generated(self) -> int:

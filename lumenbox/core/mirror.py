@@ -5,7 +5,7 @@ It is what a re-attach starts from: shared memory holds bytes only, all metadata
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from lumenbox.core.pages import PageHash
@@ -41,6 +41,7 @@ class PoolMirror:
         self.tables: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.hashes: dict[int, PageHash] = {}
+        self._whole: dict[int, int] = {}
 
     def apply(self, report: PoolChanges) -> None:
         """Move on by one whole frame."""
@@ -68,8 +69,17 @@ class PoolMirror:
         if rid in self.computed:
             self.computed[rid] = num_tokens - 1
 
+    def crossings(self, rids: Iterable[int], page_size: int) -> Iterator[tuple[int, int]]:
+        """(request, whole pages) for those of `rids` that completed a page since this was asked last."""
+        for rid in rids:
+            whole = self.computed.get(rid, 0) // page_size
+            if whole > self._whole.get(rid, 0):
+                self._whole[rid] = whole
+                yield rid, whole
+
     def release(self, rid: int) -> None:
         """The request left the pool, by its end, a preemption or a move."""
+        self._whole.pop(rid, None)
         self.tables.pop(rid, None)
         self.computed.pop(rid, None)
 

@@ -38,6 +38,7 @@ class KvPool:
         dtype = getattr(torch, layout.dtype)
         self.pages = torch.frombuffer(memory, dtype=dtype, count=used // dtype.itemsize).view(self.num_pages, -1)
         self.layers = [self._layer(piece, dtype.itemsize) for piece in layout.layers]
+        self._memory = memoryview(memory)
         self._gathered = self.pages.new_empty(0)
 
     def _layer(self, piece: LayerSlice, itemsize: int) -> torch.Tensor:
@@ -65,6 +66,11 @@ class KvPool:
         if self._gathered.numel() < size:
             self._gathered = self.pages.new_empty(size)
         return self._gathered[:size]
+
+    def page_bytes(self, page: int) -> memoryview:
+        """The bytes of one page, all layers: what a KV checkpoint stores."""
+        size = self.layout.page_bytes
+        return self._memory[page * size : (page + 1) * size]
 
     def clear_tail(self, page: int, tokens: int) -> None:
         """Zero the slots of `page` from `tokens` on. A foreign NaN in a masked slot would spread: 0 * NaN is NaN."""

@@ -22,6 +22,11 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     num_computed: int = 0
     priority: int = 0
     poison: bool = False
+    slots: list[tuple[int, ...]] = []
+    """Arena slots of its first pages, one per replica; the first `sealed` pages are whole."""
+    sealed: int = 0
+    crcs: list[int] = []
+    """Checksums of the sealed pages, if they are to be loaded before it starts."""
 
 
 # -- coordinator → worker --------------------------------------------------------------------------------------------
@@ -47,6 +52,8 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     faults: list[str]
     adopted: list[Placed] = []
     hashed: list[tuple[int, bytes]] = []
+    reload_bytes_s: float | None = None
+    """Read all weights again before serving, since the device was lost: at this rate, 0 for as fast as it goes."""
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", array_like=True):
@@ -62,6 +69,34 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     epoch: int
 
 
+class Reserve(msgspec.Struct, frozen=True, tag="reserve", array_like=True):
+    """Pages `first`, `first` + 1, … of the request may be written to these arena slots."""
+
+    rid: int
+    epoch: int
+    first: int
+    slots: list[tuple[int, ...]]
+
+
+class Release(msgspec.Struct, frozen=True, tag="release", array_like=True):
+    """Write to none of the request's slots any more, and say so (Step.quiet)."""
+
+    rid: int
+    epoch: int
+
+
+class Preload(msgspec.Struct, frozen=True, tag="preload", array_like=True):
+    """Load the sealed pages of a request that still runs elsewhere into the prefix cache (Step.restored follows)."""
+
+    request: Placed
+
+
+class SealRate(msgspec.Struct, frozen=True, tag="seal_rate", array_like=True):
+    """Bytes a second to write to the arena; 0 holds back, negative is unlimited."""
+
+    bytes_s: float
+
+
 class Disturb(msgspec.Struct, frozen=True, tag="disturb", array_like=True):
     """Chaos: `slow` stretches each step by `factor`, `clear` ends that."""
 
@@ -73,7 +108,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
     """Leave after the current step, with exit code 0."""
 
 
-ToWorker = Boot | Assign | Cancel | Disturb | Stop
+ToWorker = Boot | Assign | Cancel | Reserve | Release | Preload | SealRate | Disturb | Stop
 
 
 # -- worker → coordinator --------------------------------------------------------------------------------------------
@@ -118,6 +153,12 @@ class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
     finished: list[tuple[int, int, str]]
     dropped: list[tuple[int, int]]
     replaced: list[tuple[int, int, int]]
+    sealed: list[tuple[int, int, int, int]] = []
+    """(rid, epoch, page index, crc32) of pages that are whole in the arena"""
+    quiet: list[tuple[int, int]] = []
+    """(rid, epoch) of requests whose slots are written to no more, beside those that finished or were dropped"""
+    restored: list[tuple[int, int, int, int, float]] = []
+    """(rid, epoch, pages at hand, bytes read, seconds)"""
 
 
 FromWorker = Ready | Failed | Step

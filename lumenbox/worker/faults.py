@@ -15,6 +15,12 @@ POINTS = (
     "prefill_chunk_done",
     "reattach_begun",
     "reattach_done",
+    "copy_begun",
+    "copy_done",
+    "restore_begun",
+    "page_restored",
+    "restore_done",
+    "slots_released",
 )
 
 

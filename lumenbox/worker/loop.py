@@ -10,21 +10,24 @@ import threading
 import time
 from pathlib import Path
 
-from lumenbox.core.batching import Batch, BatchScheduler, Report, Sequence
+from lumenbox.core.batching import Batch, BatchScheduler, Report
 from lumenbox.core.cost import Shape, StepModel
 from lumenbox.engine.model import Engine, build
 from lumenbox.errors import LumenboxError
 from lumenbox.memory import proc
+from lumenbox.memory.arena import Arena
 from lumenbox.memory.status import Phase, StatusWriter
 from lumenbox.wire import frames, stream
+from lumenbox.worker.checkpoints import KvCheckpoints, sequence
 from lumenbox.worker.faults import Faults
 from lumenbox.worker.link import CoordinatorGone, Link
+from lumenbox.worker.reload import read_again
 
 ITL_TARGET_S = 0.2
 """Prefill beside running decodes is cut so that a step takes about this long at most."""
 
 
-def boot(sock: socket.socket, status_page: mmap.mmap, weight_fd: int, pool_fd: int) -> int:
+def boot(sock: socket.socket, status_page: mmap.mmap, weight_fd: int, pool_fd: int, arena_fd: int) -> int:
     """Build the engine on the segments, adopt what the former incarnation left, and serve."""
     link = Link(sock)
     status = StatusWriter(status_page, threading.get_native_id())
@@ -35,8 +38,11 @@ def boot(sock: socket.socket, status_page: mmap.mmap, weight_fd: int, pool_fd: i
         faults = Faults(first.faults, first.worker, first.incarnation)
         if faults.exits_at_start:
             return 0
+        if first.reload_bytes_s is not None:
+            read_again(Path(first.model_dir), first.reload_bytes_s)
         engine = build(first.report, Path(first.model_dir), weight_fd, pool_fd)
-        loop = WorkerLoop(link, status, engine, first, faults)
+        arena = Arena(arena_fd, first.report.page.page_bytes)
+        loop = WorkerLoop(link, status, engine, first, faults, KvCheckpoints(arena, engine.pool, faults))
         loop.adopt(first)
         link.send(frames.Ready(first.incarnation, engine.pool.num_pages, bool(first.adopted or first.hashed)))
         return loop.run(rest)
@@ -50,11 +56,20 @@ def boot(sock: socket.socket, status_page: mmap.mmap, weight_fd: int, pool_fd: i
 class WorkerLoop:
     """One incarnation at work."""
 
-    def __init__(self, link: Link, status: StatusWriter, engine: Engine, boot: frames.Boot, faults: Faults) -> None:
+    def __init__(
+        self,
+        link: Link,
+        status: StatusWriter,
+        engine: Engine,
+        boot: frames.Boot,
+        faults: Faults,
+        checkpoints: KvCheckpoints,
+    ) -> None:
         self._link = link
         self._status = status
         self._engine = engine
         self._faults = faults
+        self._checkpoints = checkpoints
         self._incarnation = boot.incarnation
         limits = boot.limits
         self._scheduler = BatchScheduler(
@@ -76,7 +91,7 @@ class WorkerLoop:
         if not (boot.adopted or boot.hashed):
             return
         self._faults.at("reattach_begun")
-        copies = self._scheduler.adopt([_sequence(placed) for placed in boot.adopted], boot.hashed)
+        copies = self._scheduler.adopt([sequence(placed) for placed in boot.adopted], boot.hashed)
         for source, target, tokens in copies:
             self._engine.pool.copy_page(source, target, tokens)
         self._faults.at("reattach_done")
@@ -88,8 +103,9 @@ class WorkerLoop:
                 self._obey(command)
             if self._stopping:
                 return 0
+            self._checkpoints.restore_one(self._scheduler)
             self._advance()
-            idle = self._scheduler.idle and not self._scheduler.has_news
+            idle = self._scheduler.idle and not self._scheduler.has_news and not self._checkpoints.has_news
             if idle:
                 self._status.write(Phase.IDLE, self._step, time.monotonic_ns(), self._waited_ns())
             commands = self._link.receive(block=idle)
@@ -101,9 +117,12 @@ class WorkerLoop:
             case frames.Assign(request=placed):
                 if placed.poison:
                     os.abort()
-                self._scheduler.add(_sequence(placed))
+                self._scheduler.add(sequence(placed))
             case frames.Cancel(rid=rid, epoch=epoch):
-                self._scheduler.drop(rid, epoch)
+                if self._scheduler.drop(rid, epoch):
+                    self._checkpoints.forget(self._scheduler, rid)
+            case frames.Reserve() | frames.Release() | frames.Preload() | frames.SealRate():
+                self._checkpoints.obey(self._scheduler, command)
             case frames.Disturb():
                 self._disturb(command)
             case frames.Stop():
@@ -122,7 +141,7 @@ class WorkerLoop:
         """One step, or, when nothing can run, the frame that lets given-back pages be used again."""
         batch = self._scheduler.plan(self._prefill_limit())
         if batch is None:
-            if self._scheduler.has_news:
+            if self._scheduler.has_news or self._checkpoints.has_news:
                 self._send(self._frame(Shape(0, 0, 0), time.monotonic_ns(), 0.0, self._scheduler.report()))
             return
         self._faults.at("page_taken")
@@ -147,6 +166,7 @@ class WorkerLoop:
 
     def _compute(self, batch: Batch, started_ns: int) -> None:
         self._scheduler.commit(batch, self._engine.execute(batch))
+        self._checkpoints.seal_full_pages(self._scheduler)
         self._faults.at("step_computed")
         if self._slow_factor > 1.0:  # chaos asked for it
             time.sleep((self._slow_factor - 1.0) * (time.monotonic_ns() - started_ns) / 1e9)
@@ -158,6 +178,9 @@ class WorkerLoop:
 
     def _frame(self, shape: Shape, started_ns: int, seconds: float, report: Report) -> frames.Step:
         self._preemptions += len(report.preempted)
+        for rid, _, _ in report.finished:
+            self._checkpoints.forget(self._scheduler, rid)
+        news = self._checkpoints.collect(self._scheduler)
         pool = self._scheduler.pool
         return frames.Step(
             incarnation=self._incarnation,
@@ -182,6 +205,9 @@ class WorkerLoop:
             finished=report.finished,
             dropped=report.dropped,
             replaced=report.replaced,
+            sealed=news.sealed,
+            quiet=news.quiet,
+            restored=news.restored,
         )
 
     def _send(self, frame: frames.Step) -> None:
@@ -197,16 +223,3 @@ class WorkerLoop:
 
     def _waited_ns(self) -> int:
         return proc.waited_ns(self._pid, self._tid)
-
-
-def _sequence(placed: frames.Placed) -> Sequence:
-    return Sequence(
-        rid=placed.rid,
-        epoch=placed.epoch,
-        params=placed.params,
-        tokens=placed.tokens,
-        num_prompt=placed.num_prompt,
-        page_table=list(placed.page_table),
-        num_computed=placed.num_computed,
-        priority=placed.priority,
-    )

@@ -41,7 +41,7 @@ def loader(sock: socket.socket, fds: list[int], spec: dict[str, Any]) -> int:
 
 def worker(sock: socket.socket, fds: list[int], spec: dict[str, Any]) -> int:
     """Serve from one device until told to stop or the coordinator is gone."""
-    status_fd, weight_fd, pool_fd = fds
+    status_fd, weight_fd, pool_fd, arena_fd = fds
     status_page = segment.attach(status_fd)
     os.close(status_fd)
-    return boot(sock, status_page, weight_fd, pool_fd)
+    return boot(sock, status_page, weight_fd, pool_fd, arena_fd)
