@@ -22,14 +22,17 @@ import uvloop
 from lumenbox.api import server as api_server
 from lumenbox.api.app import make_app
 from lumenbox.api.limits import DEFAULT_LIMITS
+from lumenbox.bench.statistic import interval_95
 from lumenbox.config import BoxConfig
 from lumenbox.coordinator import monitor
 from lumenbox.coordinator.box import Box
 from lumenbox.coordinator.forkserver import Child, ForkServer
 from lumenbox.coordinator.link import WorkerLink, socket_pair
 from lumenbox.core.batching import Batch
+from lumenbox.core.mirror import PoolChanges, PoolMirror
 from lumenbox.core.requests import Sampled
 from lumenbox.memory import segment, status
+from lumenbox.memory.arena import Arena
 from lumenbox.memory.layout import LoadReport, PageLayout
 from lumenbox.models import catalogue, facts
 from lumenbox.models.tokenizer import Tokenizer
@@ -64,12 +67,32 @@ class NoModel:
         return [Sampled(97 + (c.start + c.length) % 26) for c in batch.chunks if c.samples]
 
 
-def run(streams: tuple[int, ...], tokens: int) -> dict[str, Any]:
-    """Measure with each number of streams in turn; `tokens` a stream."""
-    return {"schema": 1, "rows": [_measure(count, tokens) for count in streams]}
+class NoMirror(PoolMirror):
+    """What the coordinator would do without a picture of the pools."""
+
+    def apply(self, report: PoolChanges) -> None:
+        pass
+
+    def sampled(self, rid: int, num_tokens: int) -> None:
+        pass
 
 
-def _measure(streams: int, tokens: int) -> dict[str, Any]:
+def run(streams: tuple[int, ...], tokens: int, pairs: int) -> dict[str, Any]:
+    """Measure with each number of streams in turn, `tokens` a stream; then what recovery's bookkeeping (mirror and
+    journal) adds, in pairs of runs with and without it."""
+    document = {"schema": 1, "rows": [_measure(count, tokens, True) for count in streams]}
+    added = []
+    for number in range(pairs):
+        order = (True, False) if number % 2 == 0 else (False, True)
+        cost = {kept: _measure(streams[0], tokens, kept)["cpu_us_per_token"] for kept in order}
+        added.append(cost[True] - cost[False])
+    if pairs > 1:
+        mean, half = interval_95(added)
+        document["bookkeeping"] = {"pairs": pairs, "us_per_token": round(mean, 2), "ci95": round(half, 2)}
+    return document
+
+
+def _measure(streams: int, tokens: int, bookkeeping: bool) -> dict[str, Any]:
     pairs = [socket_pair() for _ in range(WORKERS)]
     pages = [segment.create("lumenbox-status", status.PAGE_BYTES) for _ in range(WORKERS)]
     sockets = api_server.bind("127.0.0.1", 0)
@@ -82,7 +105,7 @@ def _measure(streams: int, tokens: int) -> dict[str, Any]:
     for _, theirs in pairs:
         theirs.close()
     links = list(zip(workers, [ours for ours, _ in pairs], pages, strict=True))
-    document: dict[str, Any] = uvloop.run(_serve(streams, links, sockets, clients, go))
+    document: dict[str, Any] = uvloop.run(_serve(streams, links, sockets, clients, go, bookkeeping))
     return document
 
 
@@ -99,6 +122,7 @@ def _child(play: Callable[..., None], *arguments: Any) -> int:
 
 
 def _work(number: int, sock: socket.socket, status_fd: int) -> None:
+    from lumenbox.worker.checkpoints import KvCheckpoints
     from lumenbox.worker.faults import Faults
     from lumenbox.worker.link import CoordinatorGone, Link
     from lumenbox.worker.loop import WorkerLoop
@@ -109,7 +133,9 @@ def _work(number: int, sock: socket.socket, status_fd: int) -> None:
     link = Link(sock)
     link.send(frames.Ready(1, PAGES, False))
     try:
-        WorkerLoop(link, writer, NoModel(), boot, Faults([], number, 1)).run([])  # type: ignore[arg-type]
+        faults = Faults([], number, 1)
+        checkpoints = KvCheckpoints(Arena(-1, 0), NoModel.pool, faults)  # type: ignore[arg-type]
+        WorkerLoop(link, writer, NoModel(), boot, faults, checkpoints).run([])  # type: ignore[arg-type]
     except CoordinatorGone:
         pass
 
@@ -133,7 +159,12 @@ async def _ask_all(endpoint: str, streams: int, tokens: int) -> None:
 
 
 async def _serve(
-    streams: int, children: list[tuple[int, socket.socket, int]], sockets: list[socket.socket], clients: int, go: int
+    streams: int,
+    children: list[tuple[int, socket.socket, int]],
+    sockets: list[socket.socket],
+    clients: int,
+    go: int,
+    bookkeeping: bool,
 ) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     model_dir = catalogue.resolve("tiny-random")
@@ -142,6 +173,8 @@ async def _serve(
         config = BoxConfig("none", model_dir, "none", WORKERS, "127.0.0.1", 0, Path(run_dir), recovery="none")
         box = Box(config, facts.check(model_dir), tokenizer.token_bytes, _no_fork_server)
         box.report, box.max_model_len = REPORT, 8192
+        if not bookkeeping:
+            _forgo_bookkeeping(box)
         server = api_server.Server(make_app(box, tokenizer), DEFAULT_LIMITS)
         await server.open(sockets)
         watching = loop.create_task(monitor.watch(box))
@@ -160,13 +193,19 @@ async def _serve(
         await server.close(0.1)
         box.close()
     for pid, _, _ in children:
-        os.waitpid(pid, 0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222 (they end with their sockets, and nothing else runs here)
     return {
         "streams": streams,
         "tokens": drawn,
         "cpu_us_per_token": round(1e6 * cpu / drawn, 1),
         "tokens_per_s": round(drawn / wall, 1),
     }
+
+
+def _forgo_bookkeeping(box: Box) -> None:
+    for slot in box.slots:
+        slot.mirror = NoMirror()
+    box.journal.append = lambda core, event: core.handle(event)  # type: ignore[method-assign]
 
 
 def _no_fork_server(environment: dict[str, str]) -> ForkServer:

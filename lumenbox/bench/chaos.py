@@ -15,6 +15,8 @@ import aiohttp
 
 from lumenbox.bench import boxes
 from lumenbox.bench.client import Answer, stream
+from lumenbox.bench.processes import descendants
+from lumenbox.coordinator.control import RemoteError
 from lumenbox.errors import LumenboxError
 
 SETTLE_S = 60.0
@@ -192,23 +194,31 @@ async def _injure(plan: Plan, box: boxes.Box, end: float, tally: Tally) -> None:
         before = [row["incarnation"] for row in (await asyncio.to_thread(box.state))["workers"]]
         for worker in victims:
             tally.done += 1
-            await asyncio.to_thread(_fault, box, kind, worker)
-            tally.verified[kind] += 1
+            tally.verified[await asyncio.to_thread(_fault, box, kind, worker)] += 1
         for worker in victims:
             await _replaced(box, kind, worker, before[worker])
         await _whole(box)
 
 
-def _fault(box: boxes.Box, kind: str, worker: int) -> None:
+def _fault(box: boxes.Box, kind: str, worker: int) -> str:
+    """Injure a worker; returns what was done. Damaged pages show when they are loaded, so a loss follows `corrupt`."""
+    if kind == "corrupt":
+        try:
+            box.ask("chaos", kind="corrupt", worker=worker)
+        except RemoteError:
+            kind = "lose"  # it serves nothing that could be damaged
+        box.ask("chaos", kind="lose", worker=worker)
+        return kind
     arguments = {"factor": 12.0} if kind == "slow" else {}
     answer = box.ask("chaos", kind=kind, worker=worker, **arguments)
     if not answer["verified"]:
         raise LumenboxError(f"{kind} {worker} did not take hold")
+    return kind
 
 
 async def _replaced(box: boxes.Box, kind: str, worker: int, before: int) -> None:
     """Wait for the next incarnation. A slow or frozen worker without work harms nobody and may be let go."""
-    deadline = time.monotonic() + (SETTLE_S if kind == "kill" else 10.0)
+    deadline = time.monotonic() + (10.0 if kind in ("hang", "slow") else SETTLE_S)
     while time.monotonic() < deadline:
         if (await asyncio.to_thread(box.state))["workers"][worker]["incarnation"] > before:
             return
@@ -233,7 +243,7 @@ def _level(box: boxes.Box) -> dict[str, int]:
         state = box.state()
     return {
         "pages": sum(worker["pages_used"] for worker in state["workers"]),
-        "processes": _descendants(box.pid),
+        "processes": len(descendants(box.pid)),
         "fds": sum(1 for fd in os.listdir(f"/proc/{box.pid}/fd") if _is_kept(box.pid, fd)),
     }
 
@@ -244,24 +254,6 @@ def _is_kept(pid: int, fd: str) -> bool:
         return "socket:" not in os.readlink(f"/proc/{pid}/fd/{fd}")
     except FileNotFoundError:
         return False
-
-
-def _descendants(root: int) -> int:
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except FileNotFoundError:
-                continue
-    found, todo = 0, [root]
-    while todo:
-        parent = todo.pop()
-        children = [pid for pid, of in parents.items() if of == parent]
-        found += len(children)
-        todo += children
-    return found
 
 
 def summary(plan: Plan, tally: Tally) -> dict[str, Any]:

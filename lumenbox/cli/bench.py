@@ -9,7 +9,7 @@ import click
 
 from lumenbox.cli import options
 
-FAULTS = ("kill", "hang", "slow")
+FAULTS = ("kill", "hang", "slow", "lose", "corrupt")
 
 
 @click.group()
@@ -65,12 +65,13 @@ def engine(
 @bench.command()
 @click.option("--streams", default="64,256", callback=_numbers, show_default=True)
 @click.option("--tokens", type=click.IntRange(min=1), default=200, show_default=True, help="Per stream.")
+@click.option("--pairs", type=click.IntRange(0, 10), default=0, show_default=True, help="Also what bookkeeping adds.")
 @options.as_json
-def api(streams: tuple[int, ...], tokens: int, as_json: bool) -> None:
+def api(streams: tuple[int, ...], tokens: int, pairs: int, as_json: bool) -> None:
     """CPU time of the coordinator per streamed token; fake workers answer at once."""
     from lumenbox.bench import api as experiment
 
-    _show(experiment.run(streams, tokens), as_json)
+    _show(experiment.run(streams, tokens, pairs), as_json)
 
 
 @bench.command()
@@ -92,3 +93,41 @@ def chaos(peer: str | None, as_json: bool, dtype: str, exact: str, **plan: Any) 
 
     flags = ("--dtype", dtype, "--exact", exact)
     _show(experiment.run(experiment.Plan(**plan, flags=flags), peer), as_json)
+
+
+@bench.command()
+@click.option("--model", default="smollm2-135m", show_default=True)
+@click.option("--context", default="512,2048", callback=_numbers, show_default=True)
+@options.as_json
+def restore(model: str, context: tuple[int, ...], as_json: bool) -> None:
+    """From sealed pages, beside from tokens: time until a context decodes again."""
+    from lumenbox.bench import restore as experiment
+    from lumenbox.models import catalogue
+
+    _show(experiment.run(catalogue.resolve(model), context), as_json)
+
+
+@bench.command()
+@click.option("--workers", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--interrupted", type=click.IntRange(min=1), default=1000, show_default=True)
+@options.as_json
+def core(workers: int, interrupted: int, as_json: bool) -> None:
+    """What the coordinator's decisions cost."""
+    from lumenbox.bench import core as experiment
+
+    _show(experiment.run(workers, interrupted), as_json)
+
+
+@bench.command()
+@click.option("--model", default="tiny-random", show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--streams", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--pairs", type=click.IntRange(2, 10), default=6, show_default=True)
+@click.option("--flags", default="", help="Flags of the box that is measured.")
+@click.option("--versus", default="--placement none", show_default=True, help="Flags of the box it is compared with.")
+@options.as_json
+def overhead(as_json: bool, **settings: Any) -> None:
+    """CPU time per token of a whole box with some flags, beside one with others."""
+    from lumenbox.bench import overhead as experiment
+
+    _show(experiment.run(**settings), as_json)

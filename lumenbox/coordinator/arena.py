@@ -17,7 +17,7 @@ DEFAULT_SHARE = 8
 
 def budget_pages(config: BoxConfig, report: LoadReport) -> int:
     """Pages of each holder's budget: as asked for, else enough for the live context, bounded by what is free."""
-    if config.checkpoints.placement == "none":
+    if config.checkpoints.placement in ("", "none"):
         return 0
     if config.checkpoint_bytes is not None:
         return config.checkpoint_bytes // report.page.page_bytes

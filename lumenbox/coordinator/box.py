@@ -424,6 +424,8 @@ class Box:
         link.read_out()
         fenced = time.monotonic()
         cause, own_making = await self._judge(link, command.cause, stopped)
+        if slot.device_lost:
+            cause, own_making = "device_lost", False
         slot.link = None
         plan = self._settle(slot, command, cause, own_making)
         self._tell_recovery(slot, plan, (noticed, failed, fenced))

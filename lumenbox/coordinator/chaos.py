@@ -61,9 +61,9 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
 
 def _corrupt(box: Box, worker: int) -> int:
     """Flip a byte in every sealed page of the requests that the worker serves."""
-    requests = box.core.state.requests
-    served = [requests[req] for req in box.core.state.workers[worker].requests]
-    slots = [page for r in served for page in box.ledger.entries[r.req].slots[: r.sealed]]
+    kept = box.core.state.arena.checkpoints
+    served = [kept[req] for req in box.core.state.workers[worker].requests if req in kept]
+    slots = [page for checkpoint in served for page in checkpoint.slots[: checkpoint.sealed]]
     if not slots:
         raise LumenboxError(f"worker {worker} serves no request with a sealed page")
     return box.arena.corrupt(slots)

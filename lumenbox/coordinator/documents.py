@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from lumenbox.coordinator.slots import Slot
+from lumenbox.core import coverage
 from lumenbox.core.state import Worker, WorkerPhase
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def state(box: Box) -> dict[str, Any]:
             "finished": box.counters["finished"],
             "failed": box.counters["failed"],
         },
-        "checkpoint": {"coverage": 0.0, "holder_balance": 0.0, "lag_tokens": 0},
+        "checkpoint": _checkpoints(box),
         "assist": {"active": 0, "acceptance": None},
     }
 
@@ -57,6 +59,19 @@ def box_state(box: Box) -> str:
     if WorkerPhase.READY in phases:
         return "degraded"
     return "dead" if box.core.state.has_served else "loading"
+
+
+def _checkpoints(box: Box) -> dict[str, Any]:
+    state = box.core.state
+    computed = {rid: tokens for slot in box.slots for rid, tokens in slot.mirror.computed.items()}
+    balance = coverage.holder_balance(state)
+    return {
+        "coverage": round(coverage.coverage(state), 4),
+        "holder_balance": round(balance, 3) if isfinite(balance) else None,
+        "lag_tokens": round(coverage.lag_tokens(state, computed), 1),
+        "evictions": state.arena.evictions,
+        "restore_bytes_s": round(state.restore_bytes_s),
+    }
 
 
 def _worker(box: Box, slot: Slot) -> dict[str, Any]:
@@ -75,8 +90,8 @@ def _worker(box: Box, slot: Slot) -> dict[str, Any]:
         "pages_cached": slot.mirror.pages_cached,
         "pages_total": worker.pages,
         "restarts": worker.restarts,
-        "arena_pages": 0,
-        "arena_budget_pages": 0,
+        "arena_pages": worker.held_pages,
+        "arena_budget_pages": box.core.state.config.checkpoints.budget_pages,
         "step_ms": round(1000 * step.seconds, 3) if step else 0.0,
         "tokens": slot.tokens,
         "tokens_per_s": round(slot.tokens_per_s, 1) if busy else 0.0,

@@ -43,7 +43,10 @@ class ReserveSlots(Command, frozen=True, tag=True, array_like=True):
 
 
 class DropSlots(Command, frozen=True, tag=True, array_like=True):
-    """The worker is to forget its request's slots (they were evicted); SlotsQuiet follows."""
+    """The worker is to forget its request's slots; SlotsQuiet follows, even if it knows nothing of the request.
+
+    They were evicted, or their request ended while its worker was not born yet: then this is told when it is ready.
+    """
 
     worker: int
     req: int
@@ -51,7 +54,11 @@ class DropSlots(Command, frozen=True, tag=True, array_like=True):
 
 
 class PreRestore(Command, frozen=True, tag=True, array_like=True):
-    """A worker loads the sealed pages of a request that still runs elsewhere, so that its move stops it but briefly."""
+    """A worker loads the sealed pages of a request that still runs elsewhere, so that its move stops it but briefly.
+
+    RestoreDone under this epoch follows, with 0 pages if it could not. Then comes an Assign under a later epoch, whose
+    first pages are these, or a Cancel under this one.
+    """
 
     worker: int
     req: int
@@ -60,7 +67,10 @@ class PreRestore(Command, frozen=True, tag=True, array_like=True):
 
 
 class SetSealRate(Command, frozen=True, tag=True, array_like=True):
-    """Bytes a second that the worker may write to the arena; 0 holds checkpoints back, negative is unlimited."""
+    """Bytes a second that the worker may write to the arena; 0 holds checkpoints back, negative is unlimited.
+
+    Every incarnation begins unlimited.
+    """
 
     worker: int
     bytes_s: float
@@ -137,4 +147,20 @@ class Exit(Command, frozen=True, tag=True, array_like=True):
     why: str
 
 
-AnyCommand = Refuse | ReserveSlots | DropSlots | PreRestore | SetSealRate | Assign | Cancel | MoveOut | EndStream | Fence | Spawn | SetTimer | Changed | Planned | Exit
+AnyCommand = (
+    Refuse
+    | ReserveSlots
+    | DropSlots
+    | PreRestore
+    | SetSealRate
+    | Assign
+    | Cancel
+    | MoveOut
+    | EndStream
+    | Fence
+    | Spawn
+    | SetTimer
+    | Changed
+    | Planned
+    | Exit
+)

@@ -6,11 +6,11 @@ squares, tried first, diverged under that constraint, and without it learned neg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
-SCALES = (1.0, 8.0, 256.0, 4096.0)
+SCALES = (1.0, DECODES := 8.0, PREFILL := 256.0, CONTEXT := 4096.0)
 """Decodes, prefill tokens and context tokens are measured in units that make all features about one."""
 RATE = 0.3
 """Share of an error that one observation corrects."""
@@ -30,6 +30,17 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     context_tokens: int
 
 
+class Shaped(Protocol):
+    """What has a shape's fields, as the event StepCommitted does."""
+
+    @property
+    def decodes(self) -> int: ...
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+
+
 class StepModel(msgspec.Struct):
     """seconds = a + b * decodes / 8 + c * prefill_tokens / 256 + d * context_tokens / 4096, none of them negative.
 
@@ -42,11 +53,24 @@ class StepModel(msgspec.Struct):
     largest_decodes: int = 0
     largest_prefill: int = 0
 
-    def seconds(self, shape: Shape) -> float:
-        """Predicted duration of a step."""
-        return max(FLOOR_S, _dot(self.coefficients, _features(shape)))
+    @property
+    def rates(self) -> tuple[float, float, float, float]:
+        """Seconds per step, per decode, per prefill token, per token of context."""
+        a, b, c, d = self.coefficients
+        return a, b / DECODES, c / PREFILL, d / CONTEXT
 
-    def knows(self, shape: Shape) -> bool:
+    def seconds(self, shape: Shaped) -> float:
+        """Predicted duration of a step."""
+        a, b, c, d = self.coefficients
+        seconds = (
+            a
+            + b * shape.decodes / DECODES
+            + c * shape.prefill_tokens / PREFILL
+            + d * shape.context_tokens / CONTEXT
+        )  # fmt: skip
+        return seconds if seconds > FLOOR_S else FLOOR_S
+
+    def knows(self, shape: Shaped) -> bool:
         """Whether steps of about this size have been seen."""
         return (
             self.observed >= FIRST_OBSERVATIONS
@@ -54,17 +78,20 @@ class StepModel(msgspec.Struct):
             and shape.prefill_tokens <= 2 * self.largest_prefill
         )
 
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """Learn from a finished step."""
-        x = _features(shape)
-        seconds = max(FLOOR_S, seconds)  # less the time spent waiting for a core, a short step may come out negative
+    def observe(self, shape: Shaped, seconds: float) -> None:
+        """Learn from a finished step. Written out, without loops: it is most of what a step costs the core."""
+        x, y, z = shape.decodes / DECODES, shape.prefill_tokens / PREFILL, shape.context_tokens / CONTEXT
+        a, b, c, d = self.coefficients
+        predicted = a + b * x + c * y + d * z
+        seconds = seconds if seconds > FLOOR_S else FLOOR_S  # without the wait for a core it may come out negative
         if self.observed >= FIRST_OBSERVATIONS:
-            seconds = min(seconds, SURPRISE * self.seconds(shape))
-        weights = [c + SHARE_OF_SMALL * max(self.coefficients) for c in self.coefficients]
-        power = sum(w * v * v for w, v in zip(weights, x, strict=True))
-        step = RATE * (seconds - _dot(self.coefficients, x)) / power
-        moves = [step * w * v for w, v in zip(weights, x, strict=True)]
-        self.coefficients = [max(0.0, c + move) for c, move in zip(self.coefficients, moves, strict=True)]
+            most = SURPRISE * (predicted if predicted > FLOOR_S else FLOOR_S)
+            seconds = seconds if seconds < most else most
+        small = SHARE_OF_SMALL * max(a, b, c, d)
+        of_a, of_b, of_c, of_d = a + small, (b + small) * x, (c + small) * y, (d + small) * z
+        step = RATE * (seconds - predicted) / (of_a + of_b * x + of_c * y + of_d * z)
+        moved = [a + step * of_a, b + step * of_b, c + step * of_c, d + step * of_d]
+        self.coefficients = moved if min(moved) >= 0.0 else [max(0.0, value) for value in moved]
         self.observed += 1
         self.largest_decodes = max(self.largest_decodes, shape.decodes)
         self.largest_prefill = max(self.largest_prefill, shape.prefill_tokens)
@@ -72,12 +99,4 @@ class StepModel(msgspec.Struct):
     def prefill_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
         """Prefill tokens that fit beside the decodes into a step of `seconds`."""
         left = seconds - self.seconds(Shape(decodes, 0, context_tokens))
-        return int(left * SCALES[2] / max(self.coefficients[2], 1e-5))
-
-
-def _features(shape: Shape) -> tuple[float, ...]:
-    return (1.0, shape.decodes / SCALES[1], shape.prefill_tokens / SCALES[2], shape.context_tokens / SCALES[3])
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+        return int(left * PREFILL / max(self.coefficients[2], 1e-5))

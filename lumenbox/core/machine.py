@@ -13,8 +13,8 @@ from typing import assert_never
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
 from lumenbox.core import health, recovery
+from lumenbox.core.checkpoints import Checkpoints
 from lumenbox.core.commands import AnyCommand
-from lumenbox.core.cost import Shape
 from lumenbox.core.routing import least_wait, predicted_wait_s
 from lumenbox.core.state import (
     SERVING,
@@ -45,7 +45,9 @@ class Core:
             assert config is not None
             state = CoreState(config, {i: Worker(i) for i in range(config.workers)})
         self.state = state
+        self.checkpoints = Checkpoints(state, self._tell, self._serving)
         self._out: list[AnyCommand] = []
+        self._ready_workers: list[Worker] | None = None
 
     def handle(self, event: e.AnyEvent) -> list[AnyCommand]:  # noqa: PLR0912 (one case an event)
         """Change the state as the event demands and tell what is to be done."""
@@ -57,10 +59,16 @@ class Core:
                 self._arrived(event)
             case e.Admitted():
                 self._admitted(event)
+            case e.PagesSealed():
+                self.checkpoints.sealed(event)
             case e.RequestFinished():
                 self._forget(event.req)
+            case e.SlotsQuiet():
+                self.checkpoints.quiet(event)
             case e.ClientGone():
                 self._client_gone(event)
+            case e.RestoreDone():
+                self._restored(event)
             case e.MovedOut():
                 self._moved_out(event)
             case e.WorkerReady():
@@ -89,9 +97,9 @@ class Core:
             self._out.append(c.Refuse(reqs, refusal, self._retry_after_s()))
             return
         for new in event.requests:
-            self.state.requests[new.req] = Request(
-                new.req, reqs[0], new.prompt_len, new.max_new, event.priority, event.now
-            )
+            request = Request(new.req, reqs[0], new.prompt_len, new.max_new, event.priority, event.now)
+            request.limit = min(self.state.config.max_model_len, new.prompt_len + new.max_new)
+            self.state.requests[new.req] = request
         self._place([self.state.requests[req] for req in reqs], "new")
 
     def _refusal(self, count: int) -> str | None:
@@ -120,21 +128,39 @@ class Core:
         heir = least_wait(self.state, self._serving(), tokens)
         for request in requests:
             if heir is None:
-                request.phase, request.worker = RequestPhase.HELD, -1
+                self._hold(request)
             else:
                 self._assign(request, heir, way)
 
+    def _hold(self, request: Request) -> None:
+        request.phase, request.worker = RequestPhase.HELD, -1
+        self.state.held[request.req] = True
+
     def _assign(self, request: Request, worker: Worker, way: str) -> None:
-        request.worker, request.phase = worker.id, RequestPhase.ASSIGNED
+        """The worker owns it from now on, and restores it if that is the way."""
+        self.state.held.pop(request.req, None)
+        request.worker, request.phase, request.pages = worker.id, RequestPhase.ASSIGNED, 0
         worker.requests[request.req] = True
         worker.backlog[request.req] = request.tokens
         worker.backlog_tokens += request.tokens
-        self._out.append(c.Assign(worker.id, request.req, request.epoch, way))
+        self.state.num_backlog += 1
+        self.checkpoints.moved(request)
+        if way == "restore":
+            self.checkpoints.restore_begins(worker, request)
+        self._tell_owner(request, way)
+
+    def _tell_owner(self, request: Request, way: str) -> None:
+        checkpoint = self.state.arena.checkpoints.get(request.req)
+        slots, sealed = (tuple(checkpoint.slots), checkpoint.sealed) if checkpoint is not None else ((), 0)
+        self._out.append(c.Assign(request.worker, request.req, request.epoch, way, slots, sealed))
 
     def _place_held(self) -> None:
-        held = [r for r in self.state.requests.values() if r.phase == RequestPhase.HELD]
+        held = [self.state.requests[req] for req in self.state.held]
         for request in sorted(held, key=lambda r: (r.priority, r.arrived, r.req)):
-            self._place([request], "recompute" if request.epoch else "new")
+            self._place([request], self._way_back(request) if request.epoch else "new")
+
+    def _way_back(self, request: Request) -> str:
+        return "restore" if self.checkpoints.num_sealed(request.req) else "recompute"
 
     def _admitted(self, event: e.Admitted) -> None:
         request = self.state.requests.get(event.req)
@@ -143,6 +169,8 @@ class Core:
         self._leave_backlog(self.state.workers[event.worker], event.req)
         if request.phase in (RequestPhase.ASSIGNED, RequestPhase.RETURNING):
             request.phase = RequestPhase.RUNNING
+        if request.phase == RequestPhase.RUNNING:
+            self.checkpoints.begins(request, event.now)
 
     def _client_gone(self, event: e.ClientGone) -> None:
         request = self.state.requests.get(event.req)
@@ -155,15 +183,28 @@ class Core:
         request = self.state.requests.get(event.req)
         if request is None or request.epoch != event.epoch or request.phase != RequestPhase.MOVING:
             return
+        heir = self.state.workers.get(request.heir)
+        if heir is not None and heir.phase not in SERVING:
+            self._leave_heir(request)
+            heir = None
+        self.checkpoints.leaves(request)
         self._take_from_owner(request)
         request.epoch += 1
-        request.tokens = event.tokens
-        self._place([request], "recompute")
+        request.tokens, request.heir = event.tokens, -1
+        if heir is not None:
+            self._assign(request, heir, self._way_back(request))
+        else:
+            self._place([request], self._way_back(request))
         self._drained_if_empty(self.state.workers[event.worker])
 
     def _forget(self, req: int) -> None:
         request = self.state.requests.pop(req, None)
-        if request is not None and request.worker >= 0:
+        if request is None:
+            return
+        self.checkpoints.ended(request)
+        self._leave_heir(request)
+        self.state.held.pop(req, None)
+        if request.worker >= 0:
             worker = self.state.workers[request.worker]
             self._take_from_owner(request)
             self._drained_if_empty(worker)
@@ -172,10 +213,13 @@ class Core:
         worker = self.state.workers[request.worker]
         del worker.requests[request.req]
         self._leave_backlog(worker, request.req)
+        self.checkpoints.restore_ends(worker, request.req)
         request.worker = -1
 
     def _leave_backlog(self, worker: Worker, req: int) -> None:
-        worker.backlog_tokens -= worker.backlog.pop(req, 0)
+        if req in worker.backlog:
+            worker.backlog_tokens -= worker.backlog.pop(req)
+            self.state.num_backlog -= 1
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -186,22 +230,32 @@ class Core:
         worker.free_pages = event.free_pages
         worker.context_tokens = event.context_tokens
         worker.committed_steps += 1
-        worker.early_deaths = []
+        if worker.early_deaths:
+            worker.early_deaths = []
+        for req, pages in event.page_crossings:
+            request = self.state.requests.get(req)
+            if request is not None and request.worker == worker.id and request.phase == RequestPhase.RUNNING:
+                self.checkpoints.crossed(request, pages, event.now)
         if worker.committed_steps > COLD_STEPS:
-            self._learn(worker, Shape(event.decodes, event.prefill_tokens, event.context_tokens), event.seconds)
+            self._learn(worker, event)
 
-    def _learn(self, worker: Worker, shape: Shape, seconds: float) -> None:
+    def _learn(self, worker: Worker, step: e.StepCommitted) -> None:
         """Keep the step model and the worker's pace; a worker far slower than its peers for long is replaced."""
-        if self.state.model.knows(shape):
-            worker.pace = health.next_pace(worker.pace, seconds, self.state.model.seconds(shape))
-        peers = [w.pace for w in self._serving() if w.id != worker.id]
-        if worker.phase not in SERVING or not health.is_gray(worker.pace, peers):
-            self.state.model.observe(shape, seconds)  # the model must not take a gray worker's slowness for the law
-            worker.gray_steps = max(0, worker.gray_steps - 1)
+        model = self.state.model
+        if model.knows(step):
+            worker.pace = health.next_pace(worker.pace, step.seconds, model.seconds(step))
+        if not self._is_gray(worker):
+            model.observe(step, step.seconds)  # the model must not take a gray worker's slowness for the law
+            worker.gray_steps -= worker.gray_steps > 0
             return
         worker.gray_steps += 1
         if worker.gray_steps >= health.GRAY_STEPS:
             self._suspect(worker, "slow")
+
+    def _is_gray(self, worker: Worker) -> bool:
+        if worker.pace <= health.GRAY_FACTOR or worker.phase not in SERVING:
+            return False  # without a look at the others: every step asks
+        return health.is_gray(worker.pace, [w.pace for w in self._serving() if w.id != worker.id])
 
     def _ready(self, event: e.WorkerReady) -> None:
         worker = self.state.workers[event.worker]
@@ -212,6 +266,7 @@ class Core:
         self.state.has_served = True
         if worker.id in self.state.died_at:
             self.state.birth_s += 0.5 * (event.now - self.state.died_at.pop(worker.id) - self.state.birth_s)
+        self.checkpoints.born(worker)
         self._place_held()
 
     def _exiting(self, event: e.WorkerExiting) -> None:
@@ -230,6 +285,7 @@ class Core:
     def _suspect(self, worker: Worker, cause: str) -> None:
         self._become(worker, WorkerPhase.SUSPECT, cause)
         self._out.append(c.Fence(worker.id, worker.incarnation, cause))
+        self._heir_died(worker)
 
     def _settled(self, event: e.Settled) -> None:
         worker = self.state.workers[event.worker]
@@ -237,16 +293,19 @@ class Core:
         self._become(worker, WorkerPhase.DEAD, event.cause)
         if event.cause not in PLANNED_CAUSES:
             self.state.deaths += 1
+        self.checkpoints.died(worker)
         delay = self._rebirth_delay_s(worker, event)
-        keep_pool = delay == 0 and not event.device_lost and not event.own_making
-        self._plan(worker, event, keep_pool)
+        if self._serving():
+            self._place_held()  # who waited for this birth waits no more
+        self._plan(worker, event, delay)
+        self.checkpoints.holder_died(worker)
         worker.incarnation += 1
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
         worker.pace = 1.0
         self.state.died_at.pop(worker.id, None)
         if delay == 0:
             self.state.died_at[worker.id] = event.now  # a birth that had to wait is no measure
-            self._spawn(worker, keep_pool)
+            self._spawn(worker, _keeps_pool(event, delay))
         elif delay is not None:
             self._out.append(c.SetTimer(f"spawn:{worker.id}", event.now + delay))
         elif not self._is_hopeful():
@@ -284,19 +343,21 @@ class Core:
 
     # -- recovery ------------------------------------------------------------------------------------------------
 
-    def _plan(self, worker: Worker, event: e.Settled, keep_pool: bool) -> None:
+    def _plan(self, worker: Worker, event: e.Settled, delay: float | None) -> None:
         """Choose and start the way of every request that the dead worker owned."""
         known = {lost.req: lost for lost in event.interrupted}
         owned = [self.state.requests[req] for req in worker.requests]
         interrupted = [known.get(r.req, e.Interrupted(r.req, r.tokens, 0)) for r in owned]
         if event.own_making:
             interrupted = self._without_poison(interrupted)
-        case = recovery.Case(self.state, worker, self._serving(), keep_pool)
-        ways = recovery.STRATEGIES[self.state.config.recovery](case, interrupted)
+        rebirth_s = float("inf") if delay is None else delay + self.state.birth_s
+        case = recovery.Case(self.state, worker, self._serving(), _keeps_pool(event, delay), rebirth_s)
+        ways = recovery.plan(case, interrupted)
         if event.own_making:
-            ways = self._together(ways, interrupted)
-        for lost in interrupted:
-            self._send_on(lost, ways[lost.req])
+            ways = self._together(case, ways, interrupted)
+        lost_by_req = {lost.req: lost for lost in interrupted}
+        for req, way in ways.items():
+            self._send_on(lost_by_req[req], way)
         told = tuple((lost.req, ways[lost.req].way, ways[lost.req].heir) for lost in interrupted)
         self._out.append(c.Planned(worker.id, event.incarnation, event.cause, self.state.config.recovery, told))
 
@@ -309,37 +370,40 @@ class Core:
                 self._end(lost.req, "worker_died")
         return [lost for lost in interrupted if lost.req in self.state.requests]
 
-    def _together(self, ways: dict[int, recovery.Way], interrupted: list[e.Interrupted]) -> dict[int, recovery.Way]:
+    def _together(self, case: recovery.Case, ways: recovery.Plan, interrupted: list[e.Interrupted]) -> recovery.Plan:
         """Suspects share one worker, so that the guilty one takes no more than that worker with it."""
         tokens = sum(lost.tokens for lost in interrupted)
-        heir = least_wait(self.state, self._serving(), tokens)
-        shared = recovery.Way("recompute", heir.id) if heir else recovery.Way("hold")
-        return {req: way if way.way == "end" else shared for req, way in ways.items()}
+        heir = least_wait(self.state, case.survivors, tokens)
+        shared: recovery.Plan = {}
+        for lost in interrupted:
+            way = recovery.Way("hold") if heir is None else case.sent_to(lost.req, heir.id)
+            shared[lost.req] = ways[lost.req] if ways[lost.req].way == "end" else way
+        return recovery.in_order(case, shared)
 
     def _send_on(self, lost: e.Interrupted, way: recovery.Way) -> None:
         request = self.state.requests[lost.req]
         if way.way == "end":
             self._end(lost.req, "worker_lost")
             return
+        if request.heir != way.heir:
+            self._leave_heir(request)
         request.epoch += 1
-        request.tokens = lost.tokens
+        request.tokens, request.heir = lost.tokens, -1
         if way.way == "reattach":
             worker = self.state.workers[request.worker]
             self._leave_backlog(worker, request.req)
             request.phase = RequestPhase.RETURNING
-            self._out.append(c.Assign(worker.id, request.req, request.epoch, "reattach"))
+            self._tell_owner(request, "reattach")
             return
         self._take_from_owner(request)
-        if way.way == "recompute":
-            self._assign(request, self.state.workers[way.heir], "recompute")
+        if way.way == "hold":
+            self._hold(request)
         else:
-            request.phase = RequestPhase.HELD
+            self._assign(request, self.state.workers[way.heir], way.way)
 
     def _end(self, req: int, code: str) -> None:
         self._out.append(c.EndStream(req, code))
-        request = self.state.requests.pop(req)
-        if request.worker >= 0:
-            self._take_from_owner(request)
+        self._forget(req)
 
     def _is_hopeful(self) -> bool:
         """Whether any slot serves or will."""
@@ -351,8 +415,8 @@ class Core:
 
     def _give_up(self) -> None:
         """No worker will come back: end what is held, and the box too if every slot is quarantined."""
-        for request in [r for r in self.state.requests.values() if r.phase == RequestPhase.HELD]:
-            self._end(request.req, "worker_lost")
+        for req in list(self.state.held):
+            self._end(req, "worker_lost")
         if all(w.phase == WorkerPhase.QUARANTINED for w in self.state.workers.values()):
             self._out.append(c.Exit(1, "every worker is quarantined: each died before its first step, again and again"))
 
@@ -381,11 +445,56 @@ class Core:
         """Move everything away; with nowhere to move to, what runs finishes here."""
         self._become(worker, WorkerPhase.DRAINING, "")
         if self._serving():
-            for req in worker.requests:
-                request = self.state.requests[req]
-                request.phase = RequestPhase.MOVING
-                self._out.append(c.MoveOut(worker.id, req, request.epoch))
+            saved = [self.state.requests[req] for req in worker.requests if self.checkpoints.num_sealed(req)]
+            heirs = self._heirs(worker, saved)
+            for req in list(worker.requests):
+                self._move(self.state.requests[req], heirs.get(req))
         self._drained_if_empty(worker)
+
+    def _heirs(self, worker: Worker, requests: list[Request]) -> dict[int, int]:
+        """To whom they would go if their worker had died: planned and unplanned moves share one rule."""
+        case = recovery.Case(self.state, worker, self._serving(), can_reattach=False)
+        ways = recovery.ROUTINGS[self.state.config.routing](case, [e.Interrupted(r.req, r.tokens, 0) for r in requests])
+        return {req: way.heir for req, way in ways.items() if way.way == "restore"}
+
+    def _move(self, request: Request, heir: int | None) -> None:
+        """Its pages go ahead to the heir while it still decodes; without pages it goes at once."""
+        checkpoint = self.state.arena.checkpoints.get(request.req)
+        if heir is None or checkpoint is None or request.phase != RequestPhase.RUNNING:
+            self._move_out(request)
+            return
+        request.heir = heir
+        self.checkpoints.restore_begins(self.state.workers[heir], request)
+        sealed = tuple(checkpoint.slots[: checkpoint.sealed])
+        self._out.append(c.PreRestore(heir, request.req, request.epoch, sealed))
+
+    def _move_out(self, request: Request) -> None:
+        request.phase = RequestPhase.MOVING
+        self._out.append(c.MoveOut(request.worker, request.req, request.epoch))
+
+    def _restored(self, event: e.RestoreDone) -> None:
+        """An heir has the pages; one that was sent ahead follows them now."""
+        self.checkpoints.restored(event)
+        request = self.state.requests.get(event.req)
+        if request is None or (request.heir, request.epoch) != (event.worker, event.epoch):
+            return
+        if request.phase == RequestPhase.RUNNING:
+            self._move_out(request)
+
+    def _leave_heir(self, request: Request) -> None:
+        """What an heir has loaded ahead is not wanted any more."""
+        if request.heir >= 0:
+            heir = self.state.workers[request.heir]
+            self.checkpoints.restore_ends(heir, request.req)
+            self._out.append(c.Cancel(heir.id, request.req, request.epoch))
+            request.heir = -1
+
+    def _heir_died(self, worker: Worker) -> None:
+        """Requests whose pages went ahead to it go without."""
+        for request in [r for r in self.state.requests.values() if r.heir == worker.id]:
+            request.heir = -1
+            if request.phase == RequestPhase.RUNNING:
+                self._move_out(request)
 
     def _drained_if_empty(self, worker: Worker) -> None:
         if worker.phase == WorkerPhase.DRAINING and not worker.requests:
@@ -396,15 +505,21 @@ class Core:
     @property
     def num_waiting(self) -> int:
         """Requests that no worker has begun with."""
-        held = sum(1 for r in self.state.requests.values() if r.phase == RequestPhase.HELD)
-        return held + sum(len(w.backlog) for w in self.state.workers.values())
+        return len(self.state.held) + self.state.num_backlog
 
     def _serving(self) -> list[Worker]:
-        return [w for w in self.state.workers.values() if w.phase in SERVING]
+        """Kept until a worker's phase changes: every arrival and every step asks."""
+        if self._ready_workers is None:
+            self._ready_workers = [w for w in self.state.workers.values() if w.phase in SERVING]
+        return self._ready_workers
+
+    def _tell(self, command: AnyCommand) -> None:
+        self._out.append(command)
 
     def _become(self, worker: Worker, phase: WorkerPhase, why: str) -> None:
         assert phase in TRANSITIONS[worker.phase], f"worker {worker.id}: {worker.phase} → {phase} ({why})"
         worker.phase = phase
+        self._ready_workers = None
         self._out.append(c.Changed(worker.id, phase.value, why))
 
     def check(self) -> None:
@@ -415,6 +530,9 @@ class Core:
             assert (request.worker >= 0) == (request.phase != RequestPhase.HELD)
             assert request.worker < 0 or request.req in self.state.workers[request.worker].requests
         assert set(owned) <= set(self.state.requests), "a worker owns what has ended"
+        assert set(self.state.held) == {r.req for r in self.state.requests.values() if r.phase == RequestPhase.HELD}
+        assert self.state.num_backlog == sum(len(w.backlog) for w in self.state.workers.values())
+        self.checkpoints.check()
         for worker in self.state.workers.values():
             assert worker.backlog_tokens == sum(worker.backlog.values())
             assert set(worker.backlog) <= set(worker.requests)
@@ -427,3 +545,8 @@ class Core:
             assert (request.phase == RequestPhase.RETURNING) <= (
                 worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY, WorkerPhase.DRAINING)
             )
+
+
+def _keeps_pool(event: e.Settled, delay: float | None) -> bool:
+    """Whether the next incarnation may continue on the dead one's KV pool."""
+    return delay == 0 and not event.device_lost and not event.own_making

@@ -4,28 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lumenbox.core.cost import Shape
+from lumenbox.core.cost import FLOOR_S
 from lumenbox.core.state import CoreState, Worker
 
 LARGEST_PACE = 4.0
 """A worker's slowness counts up to here: more is a matter of health, not of routing."""
 
 
-def predicted_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
-    """Seconds until a request of `tokens` tokens would have its first token on `worker`.
+def predicted_waits_s(state: CoreState, workers: Iterable[Worker], tokens: int) -> list[float]:
+    """Seconds until a request of `tokens` tokens would have its first token, on each of `workers`.
 
     Its own prefill and that of what waits before it, one decode step of everyone there, and, where pages are short,
     the time in which the running ones give enough back (a page each per `page_size` steps, as a coarse guess).
+    Plain arithmetic in one loop: every arrival and every placement looks at every worker.
     """
-    backlog = worker.backlog_tokens + tokens
-    step_s = state.model.seconds(Shape(len(worker.requests) + 1, 0, worker.context_tokens))
-    prefill_s = state.model.seconds(Shape(0, backlog, 0))
-    page_size = state.config.page_size
-    missing_pages = max(0, backlog // page_size + 1 - worker.free_pages)
-    wait_s = prefill_s + step_s * (1 + missing_pages * page_size / max(1, len(worker.requests)))
+    base, per_decode, per_token, per_context = state.model.rates
+    size = state.config.page_size
+    two_steps = 2 * max(FLOOR_S, base) + per_decode + per_token * tokens
+    return [
+        two_steps
+        + per_decode * len(worker.requests)
+        + per_context * worker.context_tokens
+        + per_token * worker.backlog_tokens
+        if worker.pace <= 1.0 and worker.backlog_tokens + tokens < worker.free_pages * size
+        else _burdened_wait_s(state, worker, tokens)
+        for worker in workers
+    ]
+
+
+def _burdened_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
+    """The same where pages are short or the worker is slow."""
+    base, per_decode, per_token, per_context = state.model.rates
+    size, residents, backlog = state.config.page_size, len(worker.requests), worker.backlog_tokens + tokens
+    step_s = max(FLOOR_S, base) + per_decode * (residents + 1) + per_context * worker.context_tokens
+    missing = max(0, backlog // size + 1 - worker.free_pages)
+    wait_s = max(FLOOR_S, base) + per_token * backlog + step_s * (1 + missing * size / max(1, residents))
     return wait_s * min(LARGEST_PACE, max(1.0, worker.pace))
+
+
+def predicted_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
+    """The same for one worker."""
+    return predicted_waits_s(state, (worker,), tokens)[0]
 
 
 def least_wait(state: CoreState, workers: Iterable[Worker], tokens: int) -> Worker | None:
     """The worker with the least predicted wait, then the fewest requests, then the lowest number."""
-    return min(workers, key=lambda w: (predicted_wait_s(state, w, tokens), len(w.requests), w.id), default=None)
+    workers = list(workers)
+    waits = predicted_waits_s(state, workers, tokens)
+    if not waits:
+        return None
+    least = min(waits)
+    if waits.count(least) == 1:
+        return workers[waits.index(least)]
+    equal = [worker for worker, wait in zip(workers, waits, strict=True) if wait == least]
+    return min(equal, key=lambda w: (len(w.requests), w.id))

@@ -54,7 +54,12 @@ class RequestPhase(StrEnum):
 
 
 class Request(msgspec.Struct):
-    """One sequence of tokens, without the tokens. `tokens` is exact at arrival and at each move."""
+    """One sequence of tokens, without the tokens. `tokens` is exact at arrival and at each move.
+
+    `pages` counts its whole pages whose KV its worker has; `limit` is how many tokens it can come to have.
+    `evicted`: it has lost its KV checkpoint to another once, and may not take another's in turn.
+    `heir` loads its sealed pages ahead of a planned move; -1 for none.
+    """
 
     req: int
     group: int
@@ -66,6 +71,10 @@ class Request(msgspec.Struct):
     worker: int = -1
     epoch: int = 0
     suspicions: int = 0
+    limit: int = 0
+    pages: int = 0
+    evicted: bool = False
+    heir: int = -1
 
 
 class Worker(msgspec.Struct):
@@ -90,6 +99,55 @@ class Worker(msgspec.Struct):
     backlog_tokens: int = 0
     pace: float = 1.0
     """How its steps compare with the box's step model; see health.next_pace."""
+    holds: dict[int, bool] = {}
+    """Requests whose KV checkpoints are on its budget."""
+    held_pages: int = 0
+    """Pages on its budget, those included that wait for their writer."""
+    unquiet_pages: int = 0
+    """Those of them that wait for their writer's acknowledgement."""
+    restoring: dict[int, int] = {}
+    """Requests whose sealed pages it loads now, with their epochs."""
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True):
+    """Where KV checkpoints go and how requests find back to them. An empty name means the strategy's own part.
+
+    `budget_pages` is each holder's (0: no checkpoints). `failure_domains` are workers that fail together (each its own
+    if empty). `theta` is in units of the load estimate, `tau` in tokens of the saved prefix. `bandwidth_bytes_s`
+    (arena to device) counts until restores have been measured.
+    """
+
+    placement: str = ""
+    routing: str = ""
+    budget_pages: int = 0
+    page_bytes: int = 1
+    replicas: int = 1
+    failure_domains: tuple[tuple[int, ...], ...] = ()
+    load_estimate: str = "seconds"
+    alpha: float = 1.0
+    beta: float = 1.0
+    lam: float = 1.0
+    routing_rule: str = "mean"
+    theta: float = 1.0
+    tau: float = 1024.0
+    eviction: str = "shortest_prefix"
+    bandwidth_bytes_s: float = 4e9
+
+    @classmethod
+    def defaults(cls, recovery: str) -> CheckpointConfig:
+        """The parts that make up a strategy."""
+        placement, routing = PARTS[recovery]
+        return cls(placement=placement, routing=routing)
+
+
+PARTS = {
+    "none": ("none", "least-loaded"),
+    "restart": ("none", "least-loaded"),
+    "fixed": ("fixed", "holder"),
+    "lumen": ("load-aware", "locality-aware"),
+    "box": ("load-aware", "cost"),
+}
+"""(placement, routing) by strategy; `cost` is the cost J of DESIGN §7."""
 
 
 class CoreConfig(msgspec.Struct, frozen=True):
@@ -101,6 +159,47 @@ class CoreConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     recovery: str
     respawn: bool
+    checkpoints: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def placement(self) -> str:
+        return self.checkpoints.placement or PARTS[self.recovery][0]
+
+    @property
+    def routing(self) -> str:
+        return self.checkpoints.routing or PARTS[self.recovery][1]
+
+
+class KvCheckpoint(msgspec.Struct):
+    """One request's arena slots: page by page, one per holder; the first `sealed` pages are whole in all of them."""
+
+    holders: tuple[int, ...]
+    grown_at: float
+    """When it last grew."""
+    slots: list[tuple[int, ...]] = []
+    sealed: int = 0
+
+
+class Unquiet(msgspec.Struct, frozen=True):
+    """Slots that nobody needs any more, and that their writer may still write to."""
+
+    holders: tuple[int, ...]
+    slots: list[tuple[int, ...]]
+
+
+class Arena(msgspec.Struct):
+    """The slots of the box, one stack: those in `free`, and all from `fresh` on, which were never used.
+
+    `unquiet` by (worker, request, epoch) of the writer.
+    """
+
+    free: list[int] = []
+    fresh: int = 0
+    checkpoints: dict[int, KvCheckpoint] = {}
+    unquiet: dict[tuple[int, int, int], Unquiet] = {}
+    evictions: int = 0
+    bandwidth_bytes_s: float = 0.0
+    """Measured from restores, smoothed; 0 before the first."""
 
 
 class CoreState(msgspec.Struct):
@@ -119,3 +218,12 @@ class CoreState(msgspec.Struct):
     birth_s: float = 1.0
     """From a worker's death to the next incarnation's readiness, smoothed."""
     died_at: dict[int, float] = {}
+    held: dict[int, bool] = {}
+    """Requests in that phase."""
+    num_backlog: int = 0
+    """Requests in all workers' backlogs."""
+    arena: Arena = msgspec.field(default_factory=Arena)
+
+    @property
+    def restore_bytes_s(self) -> float:
+        return self.arena.bandwidth_bytes_s or self.config.checkpoints.bandwidth_bytes_s

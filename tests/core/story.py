@@ -5,6 +5,11 @@
     arrive 1,2 len=10 prio=1          a group of requests
     admitted w0 1 e0                  `w0` a worker, `e0` an epoch, `i1` an incarnation (else the worker's present one)
     settled w0 signal 1:12/8          request 1 has 12 tokens, KV for 8 of them; `own`, `lost` as the event has them
+    step w0 1:3                       request 1 has 3 whole pages now
+    sealed w0 1 e0 pages=3            and they are whole in the arena
+    box budget=8 domains=0-1,2-3      KV checkpoints on budgets of so many pages; any field of CheckpointConfig
+
+A slot is written as its number, with replicas as 3+7; `restore 2/3` loads the first 2 of 3 slots.
 
 An event without indented lines must be answered by nothing. `python story.py FILE…` writes the answers of the present
 core into the files; read the difference before you believe it.
@@ -16,11 +21,12 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
 from lumenbox.core.machine import Core
-from lumenbox.core.state import CoreConfig
+from lumenbox.core.state import CheckpointConfig, CoreConfig
 
 STORIES = Path(__file__).parent / "stories"
 CONFIG = {"workers": 2, "page_size": 16, "max_queue": 8, "max_model_len": 4096, "recovery": "box", "respawn": 1}
@@ -54,6 +60,18 @@ def read(path: Path) -> list[Story]:
     return stories
 
 
+def config_of(words: dict[str, Any]) -> CoreConfig:
+    """From what stands behind `box`."""
+    core = {key: value for key, value in words.items() if key in CONFIG}
+    parts = {key: value for key, value in words.items() if key not in CONFIG}
+    if "budget" in parts:
+        parts["budget_pages"] = parts.pop("budget")
+    if "domains" in parts:
+        groups = [part.split("-") for part in parts.pop("domains").split(",")]
+        parts["failure_domains"] = tuple(tuple(range(int(g[0]), int(g[-1]) + 1)) for g in groups)
+    return CoreConfig(**CONFIG | core, checkpoints=CheckpointConfig(**parts))
+
+
 class Teller:
     """Tells a core what a story's lines say."""
 
@@ -64,7 +82,7 @@ class Teller:
     def tell(self, line: str) -> list[str]:
         verb, *words = line.split()
         if verb == "box":
-            self.core = Core(CoreConfig(**CONFIG | dict(map(_named, words))))
+            self.core = Core(config_of(dict(map(_named, words))))
             return []
         if verb == "at":
             self.now = float(words[0])
@@ -97,7 +115,15 @@ class Teller:
                 return e.MovedOut(self.now, worker, numbers[0], _marked("e", plain), named.get("tokens", 10))
             case "step":
                 shape = (named.get("decodes", 1), named.get("prefill", 0), named.get("context", 0))
-                return e.StepCommitted(*life, 1, *shape, named.get("s", 0.01), named.get("free", 100))
+                crossings = tuple((int(r), int(p)) for r, p in re.findall(r"(\d+):(\d+)", " ".join(plain)))
+                return e.StepCommitted(*life, 1, *shape, named.get("s", 0.01), named.get("free", 100), crossings)
+            case "sealed":
+                return e.PagesSealed(self.now, worker, ((numbers[0], _marked("e", plain), named["pages"]),))
+            case "quiet":
+                return e.SlotsQuiet(self.now, worker, numbers[0], _marked("e", plain))
+            case "restored":
+                cost = (named.get("bytes", 100), named.get("s", 0.01))
+                return e.RestoreDone(self.now, worker, numbers[0], _marked("e", plain), named["pages"], *cost)
             case "ready":
                 return e.WorkerReady(*life, named.get("pages", 100), "kept" in plain)
             case "exiting":
@@ -122,19 +148,27 @@ def _named(word: str) -> tuple[str, int | float | str]:
     key, _, value = word.partition("=")
     if not value:
         return "", ""
-    return key, int(value) if value.isdigit() else float(value) if re.fullmatch(r"[\d.]+", value) else value
+    return key, int(value) if value.isdigit() else float(value) if re.fullmatch(r"[\d.]+(e\d+)?", value) else value
 
 
 def _marked(letter: str, words: list[str]) -> int:
     return next((int(word[1:]) for word in words if re.fullmatch(letter + r"\d+", word)), -1)
 
 
-def written(command: c.AnyCommand) -> str:  # noqa: PLR0911 (one line a command)
+def written(command: c.AnyCommand) -> str:  # noqa: PLR0911, PLR0912 (one line a command)
     match command:
         case c.Refuse(reqs=reqs, code=code):
             return f"refuse {','.join(map(str, reqs))} {code}"
-        case c.Assign(worker=worker, req=req, epoch=epoch, way=way):
-            return f"assign {req} w{worker} e{epoch} {way}"
+        case c.Assign(worker=worker, req=req, epoch=epoch, way=way, slots=slots, sealed=sealed):
+            return f"assign {req} w{worker} e{epoch} {way}" + (f" {sealed}/{len(slots)}" if slots else "")
+        case c.ReserveSlots(worker=worker, req=req, epoch=epoch, first=first, slots=slots):
+            return f"reserve {req} w{worker} e{epoch} page {first}: {_slots(slots)}"
+        case c.DropSlots(worker=worker, req=req, epoch=epoch):
+            return f"drop-slots {req} w{worker} e{epoch}"
+        case c.PreRestore(worker=worker, req=req, epoch=epoch, slots=slots):
+            return f"pre-restore {req} w{worker} e{epoch}: {_slots(slots)}"
+        case c.SetSealRate(worker=worker, bytes_s=bytes_s):
+            return f"w{worker} seals " + ("freely" if bytes_s < 0 else f"{bytes_s:g} B/s" if bytes_s else "nothing")
         case c.Cancel(worker=worker, req=req, epoch=epoch):
             return f"cancel {req} w{worker} e{epoch}"
         case c.MoveOut(worker=worker, req=req, epoch=epoch):
@@ -154,6 +188,11 @@ def written(command: c.AnyCommand) -> str:  # noqa: PLR0911 (one line a command)
             return f"plan w{worker} i{incarnation} {cause} {strategy}:{told or ' nobody'}"
         case c.Exit(code=code):
             return f"exit {code}"
+
+
+def _slots(slots: tuple[tuple[int, ...], ...]) -> str:
+    pages = ["+".join(map(str, page)) for page in slots]
+    return " ".join(pages if len(pages) < 10 else [*pages[:3], "…", pages[-1]])
 
 
 def main(paths: list[str]) -> None:

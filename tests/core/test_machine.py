@@ -47,6 +47,7 @@ EVENTS = {
     "ready": "ready w0", "exiting": "exiting w0", "overdue": "overdue w0", "settled": "settled w0 signal 1:12/11",
     "spawn failed": "spawn-failed w0", "step": "step w0", "admitted": "admitted w0 1 e0", "moved": "moved w0 1 e0",
     "finished": "finished 1", "gone": "gone 1", "arrive": "arrive 2", "timer": "timer spawn:0",
+    "sealed": "sealed w0 1 e0 pages=1", "quiet": "quiet w0 1 e0", "restored": "restored w0 1 e0 pages=1",
     "drain": "drain w0", "resume": "resume w0", "restart": "restart w0", "upgrade": "upgrade w0",
     "shutdown": "shutdown w0", "ready, stale": "ready w0 i0", "exiting, stale": "exiting w0 i0",
     "overdue, stale": "overdue w0 i0", "spawn failed, stale": "spawn-failed w0 i0", "step, stale": "step w0 i0",

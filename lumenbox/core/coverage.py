@@ -1,0 +1,56 @@
+"""How well requests are covered by KV checkpoints: numbers for status, events, metrics (EVALUATION §3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from lumenbox.core.state import CoreState, Request, RequestPhase
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """One holder's budget in pages; `unquiet` of the held ones wait for their writer's acknowledgement."""
+
+    held: int
+    unquiet: int
+    budget: int
+
+
+def coverage(state: CoreState) -> float:
+    """Share of running requests with at least one sealed page; 1 when none runs."""
+    running = _running(state)
+    return sum(1 for request in running if _sealed(state, request)) / len(running) if running else 1.0
+
+
+def lag_tokens(state: CoreState, computed: Mapping[int, int]) -> float:
+    """Mean over running requests of the tokens whose KV exists and is not sealed, the half-filled last page included.
+
+    `computed` is how many tokens have KV, by request (the mirrors know); without it whole pages are counted.
+    """
+    size, running = state.config.page_size, _running(state)
+    lags = [computed.get(r.req, r.pages * size) - _sealed(state, r) * size for r in running]
+    return sum(max(0, lag) for lag in lags) / len(lags) if lags else 0.0
+
+
+def holder_balance(state: CoreState) -> float:
+    """Most pages on a budget / fewest; 1 when nothing is held, infinite where one holds none."""
+    held = [w.held_pages for w in state.workers.values()]
+    if not any(held):
+        return 1.0
+    return max(held) / min(held) if min(held) else float("inf")
+
+
+def holdings(state: CoreState) -> dict[int, Holding]:
+    """By worker."""
+    budget = state.config.checkpoints.budget_pages
+    return {w.id: Holding(w.held_pages, w.unquiet_pages, budget) for w in state.workers.values()}
+
+
+def _running(state: CoreState) -> list[Request]:
+    return [request for request in state.requests.values() if request.phase == RequestPhase.RUNNING]
+
+
+def _sealed(state: CoreState, request: Request) -> int:
+    checkpoint = state.arena.checkpoints.get(request.req)
+    return checkpoint.sealed if checkpoint is not None else 0
