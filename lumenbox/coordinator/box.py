@@ -18,6 +18,7 @@ import msgspec
 
 from lumenbox.config import BoxConfig
 from lumenbox.coordinator import births, documents
+from lumenbox.coordinator.figures import Figures
 from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
 from lumenbox.coordinator.link import WorkerLink
 from lumenbox.coordinator.live_stream import LiveStream
@@ -67,7 +68,8 @@ class Box:
         self.config = config
         self.facts = facts
         self.events = EventLog()
-        self.recoveries = Recoveries()
+        self.figures = Figures()
+        self.recoveries = Recoveries(self.figures)
         self.ledger = Ledger(token_bytes)
         self.slots = [Slot(worker) for worker in range(config.workers)]
         self.counters = {"aborts": 0, "finished": 0, "failed": 0}
@@ -165,7 +167,9 @@ class Box:
     def _open_entry(self, spec: GenerationSpec, prompt: list[int], seed: int, choice: int) -> Entry:
         rid, self._next_rid = self._next_rid, self._next_rid + 1
         params = msgspec.structs.replace(spec.params, seed=seed, choice=choice)
-        return self.ledger.open(rid, params, prompt, spec.stop, spec.include_stop, spec.priority)
+        entry = self.ledger.open(rid, params, prompt, spec.stop, spec.include_stop, spec.priority)
+        entry.arrived = time.monotonic()
+        return entry
 
     def _abandon(self, rids: list[int]) -> None:
         for rid in rids:
@@ -307,6 +311,7 @@ class Box:
     def _admitted(self, now: float, worker: int, rid: int, epoch: int, cached: int) -> None:
         entry = self.ledger.entries.get(rid)
         if entry is not None and entry.cached is None:
+            self.figures.queue_s.observe(now - entry.arrived)
             entry.cached = min(cached, entry.num_prompt)
         self.tell(e.Admitted(now, worker, rid, epoch, cached))
 

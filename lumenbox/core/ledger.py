@@ -26,6 +26,7 @@ class Entry:
     epoch: int = 0
     recoveries: int = 0
     cached: int | None = None
+    arrived: float = 0.0
     finish_reason: str | None = None
 
     @property
