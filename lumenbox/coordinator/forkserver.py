@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from lumenbox.wire import frames
 
 _decode = msgspec.msgpack.Decoder(frames.FromForkServer).decode
+COMMAND = (sys.executable, "-m", "lumenbox.worker.forkserver")
 _MAX_PACKET = 64 << 10
 
 
@@ -36,13 +38,13 @@ class Child:
 class ForkServer:
     """A running fork server. Make it before the event loop runs when possible; `attach` it to the loop then."""
 
-    def __init__(self, environment: Mapping[str, str], log_fd: int) -> None:
+    def __init__(self, model_dir: Path, environment: Mapping[str, str], log_fd: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         self._sock.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lumenbox.worker.forkserver", str(theirs.fileno()), str(os.getpid())],
+                [*COMMAND, str(theirs.fileno()), str(os.getpid()), str(model_dir)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,

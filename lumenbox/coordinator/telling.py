@@ -103,8 +103,8 @@ class Recovery:
         self._figures.stall_s.observe(now - last_token)
         self._figures.recoveries[row["way"], "resumed"] += 1
         if self.document["first_token_s"] is None:
-            self.document["first_token_s"] = now - self._failed
-            self._figures.phase_s["first_token"].observe(self.document["first_token_s"])
+            first_token_s = self.document["first_token_s"] = now - self._failed
+            self._figures.phase_s["first_token"].observe(first_token_s)
         self._close_if_done(now)
 
     def gone(self, rid: int) -> None:
