@@ -6,7 +6,7 @@ import msgspec
 
 
 class LayerSlice(msgspec.Struct, frozen=True, array_like=True):
-    """One layer's run of a page, at byte `offset`: [page_size, 2, kv_heads, head_dim], a token's K and V side by side."""
+    """One layer of a page, at byte `offset`: [page_size, 2, kv_heads, head_dim], a token's K and V side by side."""
 
     offset: int
     kv_heads: int
