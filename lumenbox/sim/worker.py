@@ -213,7 +213,7 @@ class SimWorker:
             return False
         report = self.scheduler.report()
         self._promise(report)
-        self._write(Step(self.steps, shape, seconds, self.scheduler.pool.num_reachable, report))
+        self._write(Step(self.steps, self.since, shape, seconds, self.scheduler.pool.num_reachable, report))
         if not self._passes("frame_written"):
             return False
         self.scheduler.sent()
