@@ -341,11 +341,13 @@ class Box:
     async def _fence(self, command: c.Fence) -> None:
         """Fence, settle, plan: DESIGN §5.2-4."""
         slot = self.slots[command.worker]
+        noticed = failed = time.monotonic()
+        if slot.birth is not None:
+            slot.birth.cancel()
+            await asyncio.wait([slot.birth])
         link = slot.link
-        noticed = time.monotonic()
-        failed = noticed
         if link is None:  # it was never born
-            self._settle(slot, command, command.cause, own_making=True)
+            self._settle(slot, command, command.cause, own_making=command.cause not in PLANNED_CAUSES)
             return
         if command.cause in PLANNED_CAUSES:
             pass  # nothing failed before we decided so
@@ -353,18 +355,23 @@ class Box:
             failed = link.disturbed_at
         elif (status := link.status()) is not None and status.since_ns:
             failed = min(noticed, max(status.since_ns / 1e9, link.born))  # its last sign of life
-        stopped = link.is_stopped()
+        stopped, found = link.is_stopped(), link.exit_status()
         await link.fenced()
         link.read_out()
         fenced = time.monotonic()
-        cause, own_making = await self._judge(link, command.cause, stopped)
+        cause, own_making = await self._judge(link, command.cause, stopped, found)
         slot.link = None
         plan = self._settle(slot, command, cause, own_making)
         self._tell_recovery(slot, plan, (noticed, failed, fenced))
         link.close()
 
-    async def _judge(self, link: WorkerLink, cause: str, stopped: bool) -> tuple[str, bool]:
-        """The cause for the report, and whether the death speaks against the worker or its requests."""
+    async def _judge(self, link: WorkerLink, cause: str, stopped: bool, found: int | None) -> tuple[str, bool]:
+        """The cause for the report, and whether the death speaks against the worker or its requests.
+
+        `found` is the exit status of a worker that was dying already when it was to be fenced for another cause.
+        """
+        if found is not None and (found >= 0 or -found in CRASH_SIGNALS) and not link.disturbed:
+            return ("signal" if found < 0 else "exit"), True
         if cause in PLANNED_CAUSES or cause == "slow":
             return cause, False
         if cause == "hang":
@@ -382,6 +389,7 @@ class Box:
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
         assert self.report is not None
         pool_lost = slot.pool_identity != self.report.identity
+        slot.returning.clear()
         interrupted = tuple(
             e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
             for rid in self.core.state.workers[slot.worker].requests
@@ -411,7 +419,8 @@ class Box:
             slot.mirror.keep_only(set(slot.returning))
         else:
             slot.mirror.clear()
-        self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
+        slot.birth = self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
+        slot.birth.add_done_callback(lambda _: setattr(slot, "birth", None))
 
     async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
         assert self.report is not None
