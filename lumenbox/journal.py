@@ -49,13 +49,23 @@ class Journal:
         self._number = 0
         self._size = SEGMENT_BYTES
         self._file: int | None = None
+        self.failure: OSError | None = None
+        """Why nothing is kept any more (a full disk): the box serves on without a journal."""
 
     def append(self, core: Core, event: AnyEvent) -> list[AnyCommand]:
         """Have the core handle the event, and keep both."""
-        if self._size >= SEGMENT_BYTES:
-            self._open_segment(core.state)
+        if self.failure is not None:
+            return core.handle(event)
+        try:
+            if self._size >= SEGMENT_BYTES:
+                self._open_segment(core.state)
+        except OSError as error:
+            self.failure = error
         commands = core.handle(event)
-        self._write(_encode(Entry(event, checksum(commands))))
+        try:
+            self._write(_encode(Entry(event, checksum(commands))))
+        except OSError as error:
+            self.failure = error
         return commands
 
     def roll(self) -> None:
@@ -78,7 +88,8 @@ class Journal:
         (self._folder / f"{self._number - SEGMENTS:08d}.journal").unlink(missing_ok=True)
 
     def _write(self, payload: bytes) -> None:
-        assert self._file is not None
+        if self._file is None:
+            return
         self._size += os.write(self._file, pack(payload))
 
 

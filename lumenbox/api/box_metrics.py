@@ -1,37 +1,21 @@
-"""The box's state document (`status --json`) → Prometheus metrics. Parts that do not exist yet stand there as 0."""
+"""The box's state document (`status --json`) and its figures → Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+
+from lumenbox.coordinator.figures import Buckets, Figures
 
 LABELS = ("model_name", "engine")
 WORKER_STATES = (
     *("starting", "loading", "assisting", "ready", "suspect"),
     *("draining", "drained", "stopped", "dead", "quarantined"),
 )
-# Of later parts; label values as they will be, so that dashboards can be built today.
-ABSENT_COUNTERS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("lumenbox:recoveries", "Interrupted requests by way back.", {"way": "none", "outcome": "none"}),
-    ("lumenbox:recovered_tokens", "Tokens by where they came from.", {"source": "none"}),
-)
-ABSENT_HISTOGRAMS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("lumenbox:recovery_stall_seconds", "Pause that a client saw.", {}),
-    ("lumenbox:recovery_phase_seconds", "Duration of a recovery's phases.", {"phase": "none"}),
-    ("lumenbox:worker_respawn_seconds", "Death to ready.", {}),
-)
-
-
-class Histogram(Protocol):
-    """What is read of a histogram: upper bounds, a count per bucket (one more than bounds), and the sum."""
-
-    bounds: tuple[float, ...]
-    counts: list[int]
-    sum: float
 
 
 def counter(name: str, text: str, model: str, value: float | None, *labels: str) -> CounterMetricFamily:
@@ -42,12 +26,17 @@ def counter(name: str, text: str, model: str, value: float | None, *labels: str)
     return family
 
 
-def histogram(name: str, text: str, model: str, data: Histogram) -> HistogramMetricFamily:
+def histogram(name: str, text: str, model: str, data: Buckets) -> HistogramMetricFamily:
     """A histogram of the whole box."""
     family = HistogramMetricFamily(name, text, labels=LABELS)
-    bounds = [*map(str, data.bounds), "+Inf"]
-    family.add_metric([model, "box"], list(zip(bounds, accumulate(data.counts), strict=True)), data.sum)
+    family.add_metric([model, "box"], cumulative(data), data.sum)
     return family
+
+
+def cumulative(data: Buckets) -> list[tuple[str, float]]:
+    """Bucket counts as Prometheus wants them: each includes the smaller ones."""
+    bounds = [*map(str, data.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(map(float, data.counts)), strict=True))
 
 
 def box_metrics(model: str, state: dict[str, Any]) -> Iterator[Metric]:
@@ -60,15 +49,11 @@ def box_metrics(model: str, state: dict[str, Any]) -> Iterator[Metric]:
     yield counter("vllm:generation_tokens", "Tokens drawn.", model, counters["generated_tokens"])
     yield counter("vllm:num_preemptions", "Requests put back.", model, counters.get("preemptions", 0))
     yield worker_states(model, workers)
-    failures = counter("lumenbox:worker_failures", "Dead workers.", model, None, "cause")
-    failures.add_metric([model, "box", "any"], counters["worker_deaths"])
-    yield failures
     checkpoint, assist = state["checkpoint"], state["assist"]
     yield gauge("lumenbox:checkpoint_coverage", "Share of full pages sealed.", model, checkpoint["coverage"])
     yield gauge("lumenbox:checkpoint_lag_tokens", "Tokens not sealed yet.", model, checkpoint["lag_tokens"])
     yield gauge("lumenbox:holder_load_balance", "Least to most loaded holder.", model, checkpoint["holder_balance"])
     yield gauge("lumenbox:assist_acceptance", "Share of drafts accepted.", model, assist["acceptance"] or 0)
-    yield from absent_metrics(model)
 
 
 def gauge(name: str, text: str, model: str, value: float) -> GaugeMetricFamily:
@@ -103,13 +88,23 @@ def worker_states(model: str, workers: Sequence[dict[str, Any]]) -> GaugeMetricF
     return family
 
 
-def absent_metrics(model: str) -> Iterator[Metric]:
-    """Names of parts that do not exist yet, at 0."""
-    for name, text, labels in ABSENT_COUNTERS:
-        family = CounterMetricFamily(name, text, labels=[*LABELS, *labels])
-        family.add_metric([model, "box", *labels.values()], 0)
-        yield family
-    for name, text, labels in ABSENT_HISTOGRAMS:
-        empty = HistogramMetricFamily(name, text, labels=[*LABELS, *labels])
-        empty.add_metric([model, "box", *labels.values()], [("1.0", 0), ("+Inf", 0)], 0)
-        yield empty
+def recovery_metrics(model: str, figures: Figures) -> Iterator[Metric]:
+    """What failed and how it was mended."""
+    failures = counter("lumenbox:worker_failures", "Lost workers.", model, None, "cause")
+    for cause, count in figures.failures.items():
+        failures.add_metric([model, "box", cause], count)
+    yield failures
+    recoveries = counter("lumenbox:recoveries", "Interrupted requests by way back.", model, None, "way", "outcome")
+    for (way, outcome), count in figures.recoveries.items():
+        recoveries.add_metric([model, "box", way, outcome], count)
+    yield recoveries
+    tokens = counter("lumenbox:recovered_tokens", "Tokens by where their KV came from.", model, None, "source")
+    for source, count in figures.tokens.items():
+        tokens.add_metric([model, "box", source], count)
+    yield tokens
+    yield histogram("lumenbox:recovery_stall_seconds", "Pause that a client saw.", model, figures.stall_s)
+    yield histogram("lumenbox:worker_respawn_seconds", "Death to ready.", model, figures.respawn_s)
+    phases = HistogramMetricFamily("lumenbox:recovery_phase_seconds", "A recovery's phases.", labels=[*LABELS, "phase"])
+    for phase, data in figures.phase_s.items():
+        phases.add_metric([model, "box", phase], cumulative(data), data.sum)
+    yield phases

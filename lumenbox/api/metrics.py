@@ -7,7 +7,6 @@ one of the whole box carries `engine="box"`, since a request may change workers.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,27 +14,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from lumenbox.api.box_metrics import box_metrics, counter, histogram
+from lumenbox.api.box_metrics import box_metrics, counter, histogram, recovery_metrics
+from lumenbox.coordinator.figures import Buckets
 from lumenbox.coordinator.streams import Delta, Service, Stream
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 FINISHES = ("stop", "length", "tool_calls", "abort", "error")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Buckets:
-    """A histogram for one thread: an observation costs a bisection, not a lock."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
 
 class Metrics(Collector):
@@ -46,7 +32,6 @@ class Metrics(Collector):
         self.first_token_s = Buckets(SECONDS)
         self.between_tokens_s = Buckets(STEPS)
         self.whole_s = Buckets(SECONDS)
-        self.queue_s = Buckets(SECONDS)
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISHES, 0))
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -67,7 +52,7 @@ class Metrics(Collector):
         yield histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", model, self.first_token_s)
         yield histogram("vllm:inter_token_latency_seconds", "Between two deltas.", model, self.between_tokens_s)
         yield histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", model, self.whole_s)
-        yield histogram("vllm:request_queue_time_seconds", "Arrival to admission.", model, self.queue_s)
+        yield histogram("vllm:request_queue_time_seconds", "Arrival to admission.", model, self.service.figures.queue_s)
         yield counter("vllm:prompt_tokens", "Prompt tokens taken in.", model, self.prompt_tokens)
         yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", model, self.prompt_tokens)
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found.", model, self.cached_tokens)
@@ -76,6 +61,7 @@ class Metrics(Collector):
             success.add_metric([model, "box", reason], count)
         yield success
         yield from box_metrics(model, self.service.state())
+        yield from recovery_metrics(model, self.service.figures)
 
 
 class StreamMeter:

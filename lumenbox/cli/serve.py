@@ -98,7 +98,7 @@ def _raise_descriptor_limit() -> None:
 def _new_fork_server(config: BoxConfig, environment: dict[str, str]) -> ForkServer:
     log_fd = open_log(config, "fork-server")
     try:
-        return ForkServer(environment, log_fd)
+        return ForkServer(config.model_dir, environment, log_fd)
     finally:
         os.close(log_fd)
 

@@ -19,6 +19,7 @@ import msgspec
 from lumenbox.config import BoxConfig
 from lumenbox.coordinator import births, documents
 from lumenbox.coordinator.arena import ArenaStore, budget_pages
+from lumenbox.coordinator.figures import Figures
 from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
 from lumenbox.coordinator.link import WorkerLink
 from lumenbox.coordinator.live_stream import LiveStream
@@ -68,7 +69,8 @@ class Box:
         self.config = config
         self.facts = facts
         self.events = EventLog()
-        self.recoveries = Recoveries()
+        self.figures = Figures()
+        self.recoveries = Recoveries(self.figures)
         self.ledger = Ledger(token_bytes)
         self.slots = [Slot(worker) for worker in range(config.workers)]
         self.counters = {"aborts": 0, "finished": 0, "failed": 0}
@@ -180,7 +182,9 @@ class Box:
     def _open_entry(self, spec: GenerationSpec, prompt: list[int], seed: int, choice: int) -> Entry:
         rid, self._next_rid = self._next_rid, self._next_rid + 1
         params = msgspec.structs.replace(spec.params, seed=seed, choice=choice)
-        return self.ledger.open(rid, params, prompt, spec.stop, spec.include_stop, spec.priority)
+        entry = self.ledger.open(rid, params, prompt, spec.stop, spec.include_stop, spec.priority)
+        entry.arrived = time.monotonic()
+        return entry
 
     def _abandon(self, rids: list[int]) -> None:
         for rid in rids:
@@ -259,6 +263,13 @@ class Box:
             load = command.way == "restore"
             entry.loading = len(crcs) if load else 0
             self._send(command.worker, frames.Assign(births.placed(entry, crcs, load, self._is_poison(entry))))
+            if load and not crcs:
+                self._tell_nothing_restored(command.worker, command.req, command.epoch)
+
+    def _tell_nothing_restored(self, worker: int, req: int, epoch: int) -> None:
+        """No page of it is usable where it goes (another numeric class): the core waits for an answer all the same."""
+        event = e.RestoreDone(time.monotonic(), worker, req, epoch, 0, 0, 0.0)
+        self._loop.call_soon(self.tell, event)
 
     def _reserve(self, command: c.ReserveSlots) -> None:
         if (entry := self.ledger.entries.get(command.req)) is not None:
@@ -269,8 +280,12 @@ class Box:
     def _preload(self, command: c.PreRestore) -> None:
         entry = self.ledger.entries[command.req]
         crcs = self.arena.checksums(list(command.slots), self.slots[command.worker].pool_identity)
+        if not crcs:
+            self._tell_nothing_restored(command.worker, command.req, command.epoch)
+            return
         placed = births.placed(entry, crcs, load=True)
-        self._send(command.worker, frames.Preload(msgspec.structs.replace(placed, epoch=command.epoch)))
+        ahead = msgspec.structs.replace(placed, epoch=command.epoch, slots=list(command.slots))
+        self._send(command.worker, frames.Preload(ahead))
 
     def _is_poison(self, entry: Entry) -> bool:
         if self._poison_text is None:
@@ -378,6 +393,7 @@ class Box:
     def _admitted(self, now: float, worker: int, rid: int, epoch: int, cached: int) -> None:
         entry = self.ledger.entries.get(rid)
         if entry is not None and entry.cached is None:
+            self.figures.queue_s.observe(now - entry.arrived)
             entry.cached = min(cached, entry.num_prompt)
         self.tell(e.Admitted(now, worker, rid, epoch, cached))
 
@@ -407,11 +423,13 @@ class Box:
     async def _fence(self, command: c.Fence) -> None:
         """Fence, settle, plan: DESIGN §5.2-4."""
         slot = self.slots[command.worker]
+        noticed = failed = time.monotonic()
+        if slot.birth is not None:
+            slot.birth.cancel()
+            await asyncio.wait([slot.birth])
         link = slot.link
-        noticed = time.monotonic()
-        failed = noticed
         if link is None:  # it was never born
-            self._settle(slot, command, command.cause, own_making=True)
+            self._settle(slot, command, command.cause, own_making=command.cause not in PLANNED_CAUSES)
             return
         if command.cause in PLANNED_CAUSES:
             pass  # nothing failed before we decided so
@@ -419,11 +437,11 @@ class Box:
             failed = link.disturbed_at
         elif (status := link.status()) is not None and status.since_ns:
             failed = min(noticed, max(status.since_ns / 1e9, link.born))  # its last sign of life
-        stopped = link.is_stopped()
+        stopped, found = link.is_stopped(), link.exit_status()
         await link.fenced()
         link.read_out()
         fenced = time.monotonic()
-        cause, own_making = await self._judge(link, command.cause, stopped)
+        cause, own_making = await self._judge(link, command.cause, stopped, found)
         if slot.device_lost:
             cause, own_making = "device_lost", False
         slot.link = None
@@ -431,8 +449,13 @@ class Box:
         self._tell_recovery(slot, plan, (noticed, failed, fenced))
         link.close()
 
-    async def _judge(self, link: WorkerLink, cause: str, stopped: bool) -> tuple[str, bool]:
-        """The cause for the report, and whether the death speaks against the worker or its requests."""
+    async def _judge(self, link: WorkerLink, cause: str, stopped: bool, found: int | None) -> tuple[str, bool]:
+        """The cause for the report, and whether the death speaks against the worker or its requests.
+
+        `found` is the exit status of a worker that was dying already when it was to be fenced for another cause.
+        """
+        if found is not None and (found >= 0 or -found in CRASH_SIGNALS) and not link.disturbed:
+            return ("signal" if found < 0 else "exit"), True
         if cause in PLANNED_CAUSES or cause == "slow":
             return cause, False
         if cause == "hang":
@@ -450,6 +473,7 @@ class Box:
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
         assert self.report is not None
         pool_lost = slot.device_lost or slot.pool_identity != self.report.identity
+        slot.returning.clear()
         interrupted = tuple(
             e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
             for rid in self.core.state.workers[slot.worker].requests
@@ -485,7 +509,8 @@ class Box:
             slot.mirror.keep_only(set(slot.returning))
         else:
             slot.mirror.clear()
-        self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
+        slot.birth = self._tasks.create_task(self._give_birth(slot, incarnation, keep_pool))
+        slot.birth.add_done_callback(lambda _: setattr(slot, "birth", None))
 
     async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
         assert self.report is not None

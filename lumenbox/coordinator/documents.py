@@ -65,9 +65,10 @@ def _checkpoints(box: Box) -> dict[str, Any]:
     state = box.core.state
     computed = {rid: tokens for slot in box.slots for rid, tokens in slot.mirror.computed.items()}
     balance = coverage.holder_balance(state)
+    held = [worker.held_pages for worker in state.workers.values()]
     return {
         "coverage": round(coverage.coverage(state), 4),
-        "holder_balance": round(balance, 3) if isfinite(balance) else None,
+        "holder_balance": round(balance, 3) if isfinite(balance) else float(max(held)),
         "lag_tokens": round(coverage.lag_tokens(state, computed), 1),
         "evictions": state.arena.evictions,
         "restore_bytes_s": round(state.restore_bytes_s),

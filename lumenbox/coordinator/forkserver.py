@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from lumenbox.wire import frames
 
 _decode = msgspec.msgpack.Decoder(frames.FromForkServer).decode
+COMMAND = (sys.executable, "-m", "lumenbox.worker.forkserver")
 _MAX_PACKET = 64 << 10
 
 
@@ -36,13 +38,13 @@ class Child:
 class ForkServer:
     """A running fork server. Make it before the event loop runs when possible; `attach` it to the loop then."""
 
-    def __init__(self, environment: Mapping[str, str], log_fd: int) -> None:
+    def __init__(self, model_dir: Path, environment: Mapping[str, str], log_fd: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         self._sock.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lumenbox.worker.forkserver", str(theirs.fileno()), str(os.getpid())],
+                [*COMMAND, str(theirs.fileno()), str(os.getpid()), str(model_dir)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
@@ -51,7 +53,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._next_token = 0
-        self._forked: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._forked: dict[int, asyncio.Future[Child]] = {}
         self._children: dict[int, Child] = {}
         self.alive = True
         self.was_warm = False
@@ -74,14 +76,13 @@ class ForkServer:
             raise ForkServerGone
         self._next_token += 1
         token = self._next_token
-        answer: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        answer: asyncio.Future[Child] = self._loop.create_future()
         self._forked[token] = answer
         try:
             socket.send_fds(self._sock, [frames.encode(frames.Fork(token, role, spec))], fds)
         except (BrokenPipeError, ConnectionResetError):
             self._died()
-        pid, pidfd = await answer
-        return self._children.setdefault(token, Child(pid, pidfd, self._loop.create_future()))
+        return await answer
 
     def close(self) -> None:
         """Let it end (it leaves when its socket closes, its children are killed with it), and reap it."""
@@ -107,8 +108,11 @@ class ForkServer:
                 self.was_warm = True
                 self.warm.set_result(seconds)
             case frames.Forked(token=token, pid=pid):
-                self._children[token] = Child(pid, fds[0], self._loop.create_future())
-                self._forked.pop(token).set_result((pid, fds[0]))
+                child = self._children[token] = Child(pid, fds[0], self._loop.create_future())
+                if (answer := self._forked.pop(token)).cancelled():
+                    os.close(fds[0])  # nobody waits for it any more; it leaves when it finds its socket closed
+                else:
+                    answer.set_result(child)
             case frames.Exited(token=token, status=status):
                 child = self._children.pop(token)
                 child.status.set_result(status)
@@ -118,7 +122,8 @@ class ForkServer:
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         for answer in self._forked.values():
-            answer.set_exception(ForkServerGone())
+            if not answer.cancelled():
+                answer.set_exception(ForkServerGone())
         if not self.warm.done():
             self.warm.set_exception(ForkServerGone())
             self.warm.exception()  # seen: whoever waits gets it too

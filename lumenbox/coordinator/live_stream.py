@@ -70,10 +70,9 @@ class LiveStream:
             self._wake()
 
     def failed(self, rid: int, error: RequestError) -> None:
-        """One choice cannot go on, so the answer as a whole cannot; the other choices are abandoned."""
+        """One choice cannot go on, so the answer as a whole cannot; its consumer abandons the others with `close`."""
         if self._open.pop(rid, None) is not None:
             self._error = error
-            self.close()
             self._wake()
 
     def beat(self, now: float) -> None:

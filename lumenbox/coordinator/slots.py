@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ class Slot:
     """What the pool's pages were computed with; nothing of another identity is ever attached to."""
     mirror: PoolMirror = field(default_factory=PoolMirror)
     link: WorkerLink | None = None
+    birth: asyncio.Task[None] | None = None
+    """The next incarnation on its way, until `link` is there."""
     returning: dict[int, int] = field(default_factory=dict)
     """Requests that the next incarnation re-attaches to, with the number of their sealed pages."""
     device_lost: bool = False

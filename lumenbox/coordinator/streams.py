@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lumenbox.coordinator.figures import Figures
 from lumenbox.core.requests import Sampled, SamplingParams
 
 
@@ -81,6 +82,11 @@ class Service(Protocol):
     @property
     def info(self) -> ModelInfo:
         """What is served; `max_model_len` is final once the box is ready."""
+        ...
+
+    @property
+    def figures(self) -> Figures:
+        """What was counted of failures and recoveries."""
         ...
 
     def submit(self, spec: GenerationSpec) -> Stream:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
+from lumenbox.coordinator.figures import Figures
 from lumenbox.core.commands import Planned
 
 KEPT_EVENTS = 4096
@@ -41,8 +42,11 @@ class EventLog:
 class Recovery:
     """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None."""
 
-    def __init__(self, number: int, plan: Planned, noticed: float, failed: float, fenced: float) -> None:
+    def __init__(
+        self, figures: Figures, number: int, plan: Planned, noticed: float, failed: float, fenced: float
+    ) -> None:
         now = time.monotonic()
+        self._figures = figures
         self._failed = failed
         self._open: dict[int, dict[str, Any]] = {}
         self.worker = plan.worker
@@ -67,10 +71,14 @@ class Recovery:
             "duplicated_tokens": 0,
             "failed_requests": sum(1 for _, way, _ in plan.ways if way == "end"),
         }
+        figures.failures[plan.cause] += 1
+        figures.recoveries["end", "ended"] += self.document["failed_requests"]
+        for phase in ("detect", "fence", "plan"):
+            figures.phase_s[phase].observe(self.document[f"{phase}_s"])
 
     def interrupted(self, rid: int, name: str, way: str, heir: int, tokens: int, kept: int) -> None:
         """Enter one interrupted request: its way, and how many of its tokens need not be computed again."""
-        row = {
+        row: dict[str, Any] = {
             "id": name,
             "way": WAY_NAMES.get(way, way),
             "from_worker": self.worker,
@@ -82,6 +90,8 @@ class Recovery:
         }
         self.document["requests"].append(row)
         self._open[rid] = row
+        self._figures.tokens[row["way"]] += kept
+        self._figures.tokens["recompute"] += tokens - kept
 
     def restored(self, rid: int, tokens: int, seconds: float) -> None:
         """An heir has loaded sealed pages for `tokens` tokens."""
@@ -97,19 +107,24 @@ class Recovery:
             return
         now = time.monotonic()
         row["to_worker"], row["stall_s"] = heir, now - last_token
+        self._figures.stall_s.observe(now - last_token)
+        self._figures.recoveries[row["way"], "resumed"] += 1
         if self.document["first_token_s"] is None:
-            self.document["first_token_s"] = now - self._failed
+            first_token_s = self.document["first_token_s"] = now - self._failed
+            self._figures.phase_s["first_token"].observe(first_token_s)
         self._close_if_done(now)
 
     def gone(self, rid: int) -> None:
         """An interrupted request ended, by its client or by an error."""
-        if self._open.pop(rid, None) is not None:
+        if (row := self._open.pop(rid, None)) is not None:
+            self._figures.recoveries[row["way"], "ended"] += 1
             self._close_if_done(time.monotonic())
 
     def reborn(self) -> None:
         """The next incarnation is ready."""
         if self.document["respawn_s"] is None:
-            self.document["respawn_s"] = time.monotonic() - self._failed
+            respawn_s = self.document["respawn_s"] = time.monotonic() - self._failed
+            self._figures.respawn_s.observe(respawn_s)
 
     def _close_if_done(self, now: float) -> None:
         if not self._open:
@@ -119,14 +134,15 @@ class Recovery:
 class Recoveries:
     """The last recoveries, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
         self._kept: deque[Recovery] = deque(maxlen=KEPT_REPORTS)
         self._count = 0
 
     def open(self, plan: Planned, noticed: float, failed: float, fenced: float) -> Recovery:
         """Begin a report when the plan stands."""
         self._count += 1
-        recovery = Recovery(self._count, plan, noticed, failed, fenced)
+        recovery = Recovery(self._figures, self._count, plan, noticed, failed, fenced)
         self._kept.append(recovery)
         return recovery
 

@@ -194,6 +194,7 @@ class BatchScheduler:
 
     def begin_restore(self, seq: Sequence) -> Restore | None:
         """Take pages for what the prefix cache does not hold; None when they are not free yet (try after a frame)."""
+        page_hashes(seq.tokens, self.page_size, seq.hashes)
         first = len(self.pool.lookup(seq.hashes[: len(seq.crcs)]))
         missing = len(seq.crcs) - first
         pages = self.pool.take(missing)

@@ -26,6 +26,7 @@ class Entry:
     epoch: int = 0
     recoveries: int = 0
     cached: int | None = None
+    arrived: float = 0.0
     finish_reason: str | None = None
     slots: list[tuple[int, ...]] = field(default_factory=list)
     """Arena slots of its first pages, one per replica."""

@@ -267,7 +267,10 @@ class Core:
         if worker.id in self.state.died_at:
             self.state.birth_s += 0.5 * (event.now - self.state.died_at.pop(worker.id) - self.state.birth_s)
         self.checkpoints.born(worker)
-        self._place_held()
+        if worker.is_to_drain:
+            self._drain(worker)
+        else:
+            self._place_held()
 
     def _exiting(self, event: e.WorkerExiting) -> None:
         worker = self.state.workers[event.worker]
@@ -429,8 +432,10 @@ class Core:
         worker = self.state.workers[event.worker]
         match event.verb:
             case "drain" if worker.phase == WorkerPhase.READY:
+                worker.is_to_drain = True
                 self._drain(worker)
             case "resume" if worker.phase == WorkerPhase.DRAINED:
+                worker.is_to_drain = False
                 self._become(worker, WorkerPhase.READY, "resumed")
                 self._place_held()
             case "restart" | "upgrade" if self._is_alive(worker):

@@ -91,8 +91,8 @@ class Worker(msgspec.Struct):
     early_deaths: list[float] = []
     """Deaths of its own making before a first committed step, since the last progress."""
     gray_steps: int = 0
-    drain_to: str = ""
-    """What follows once it is empty: nothing (drained) or a restart."""
+    is_to_drain: bool = False
+    """The operator wants it without work; that outlives a death."""
     restarts: int = 0
     requests: dict[int, bool] = {}
     backlog: dict[int, int] = {}

@@ -6,7 +6,7 @@ import msgspec
 
 
 class LayerSlice(msgspec.Struct, frozen=True, array_like=True):
-    """Where one layer's K and V of one page lie: each is [page_size, kv_heads, head_dim], K first, at byte `offset`."""
+    """One layer of a page, at byte `offset`: [page_size, 2, kv_heads, head_dim], a token's K and V side by side."""
 
     offset: int
     kv_heads: int

@@ -56,6 +56,7 @@ class Step:
     """The commit record of one step."""
 
     number: int
+    started: float
     shape: Shape
     seconds: float
     free_pages: int

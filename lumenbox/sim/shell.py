@@ -99,6 +99,7 @@ class Shell:
         self.events_told = 0
         self._groups: dict[int, list[Client]] = {}
         self._epochs: dict[int, int] = {}
+        self._cancelled_at: dict[int, float] = {}
         self._timers: dict[str, float] = {}
         self._paused_until = 0.0
         self._twin: Core | None = None
@@ -246,7 +247,11 @@ class Shell:
             if not client.end:
                 client.ended("left")
                 self.ledger.close(client.rid)
-                self.tell(e.ClientGone(self.clock.now, client.rid))
+                self._client_gone(client.rid)
+
+    def _client_gone(self, rid: int) -> None:
+        self._cancelled_at[rid] = self.clock.now
+        self.tell(e.ClientGone(self.clock.now, rid))
 
     def _end_stream(self, command: c.EndStream) -> None:
         self.oracle.failed(command, self.core.state)
@@ -285,7 +290,7 @@ class Shell:
             self.tell(e.Admitted(now, slot.worker, rid, epoch, cached))
         endings = {rid: reason for rid, _, reason in report.finished}
         for rid, epoch, drawn in report.tokens:
-            self._drawn(slot, rid, epoch, drawn, endings.get(rid))
+            self._drawn(slot, step, rid, epoch, drawn, endings.get(rid))
         for rid, epoch in report.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
@@ -295,9 +300,10 @@ class Shell:
             incarnation, pages = link.incarnation, step.free_pages
             self.tell(e.StepCommitted(now, slot.worker, incarnation, step.number, *shape, step.seconds, pages))
 
-    def _drawn(self, slot: Slot, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
+    def _drawn(self, slot: Slot, step: Step, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
         gain = self.ledger.extend(rid, epoch, drawn, reason)
         if gain is None:
+            assert step.started <= self._cancelled_at[rid], f"request {rid} is computed on after it was cancelled"
             return
         assert self.core.state.requests[rid].worker == slot.worker, "tokens of one who does not own the request"
         entry = self.ledger.entries[rid]
@@ -305,8 +311,10 @@ class Shell:
         self.oracle.clients[rid].gained(gain, entry.num_generated)
         if gain.finish_reason is not None:
             self.ledger.close(rid)
-            now = self.clock.now
-            self.tell(e.ClientGone(now, rid) if gain.stopped else e.RequestFinished(now, rid, entry.num_generated))
+            if gain.stopped:
+                self._client_gone(rid)
+            else:
+                self.tell(e.RequestFinished(self.clock.now, rid, entry.num_generated))
 
     def _check_mirror(self, slot: Slot, promised: PoolMirror) -> None:
         """All frames are delivered: the mirror shows what was promised."""

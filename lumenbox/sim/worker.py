@@ -200,7 +200,6 @@ class SimWorker:
         for chunk in batch.chunks:
             self._kv.compute(chunk.seq.tokens, chunk.seq.page_table, chunk.start, chunk.length)
         self.scheduler.commit(batch, [self._draw(chunk.seq) for chunk in batch.chunks if chunk.samples])
-        self.scheduler.check()
         if self._passes("step_computed") and self._commit(self.shape, seconds) and self._passes("page_reused"):
             self._after(BETWEEN_STEPS_S, self._turn)
 
@@ -214,7 +213,7 @@ class SimWorker:
             return False
         report = self.scheduler.report()
         self._promise(report)
-        self._write(Step(self.steps, shape, seconds, self.scheduler.pool.num_reachable, report))
+        self._write(Step(self.steps, self.since, shape, seconds, self.scheduler.pool.num_reachable, report))
         if not self._passes("frame_written"):
             return False
         self.scheduler.sent()

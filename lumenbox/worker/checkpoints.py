@@ -67,6 +67,10 @@ class KvCheckpoints:
             scheduler.unpin(copy.page for copy in self._copier.forget(rid))
             self._faults.at("slots_released")
 
+    def cancel_preload(self, rid: int, epoch: int) -> None:
+        """The request does not come after all. What was loaded already is prefix cache like any other."""
+        self._preloads = deque(s for s in self._preloads if (s.rid, s.epoch) != (rid, epoch))
+
     def collect(self, scheduler: BatchScheduler) -> News:
         """What happened since the last frame."""
         news, self._news = self._news, News()

@@ -3,7 +3,7 @@
 It has one thread and never runs a parallel operator (a child of one that has hangs in its own), no CUDA, no tokenizer.
 It ends when the coordinator's end of its socket closes, or with the coordinator itself; its children end with it.
 
-    python -m lumenbox.worker.forkserver FD PARENT_PID
+    python -m lumenbox.worker.forkserver FD PARENT_PID MODEL_DIR
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from lumenbox.errors import ModelError
 from lumenbox.memory import process
 from lumenbox.wire import frames
 
@@ -35,18 +37,27 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     started = time.monotonic()
     if os.environ.get("LUMENBOX_PRELOAD") != "0":  # `bench chaos --peer cold-start` shows what that would cost
-        preload()
+        preload(Path(sys.argv[3]))
     server = ForkServer(sock)
     server.send(frames.Warm(time.monotonic() - started))
     server.serve()
 
 
-def preload() -> None:
-    """Import what children need, single-threaded, and keep the collector from dirtying shared pages."""
+def preload(model_dir: Path) -> None:
+    """Import what children need, single-threaded, and keep the collector from dirtying shared pages.
+
+    Building the model once on the meta device (no memory, no arithmetic) imports its class and warms what torch and
+    transformers make on first use: that took 110 of the 150 ms of a birth.
+    """
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", TOKENIZERS_PARALLELISM="false")
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)
+    architecture = importlib.import_module("lumenbox.engine.architecture")
+    try:
+        architecture.meta_model(architecture.read_config(model_dir), "float32")
+    except ModelError:
+        pass  # the loader will say so, to someone who listens
     gc.collect()
     gc.freeze()
 

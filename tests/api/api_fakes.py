@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+
+from lumenbox.api.server import Server
+from lumenbox.coordinator.figures import Figures
 from lumenbox.coordinator.streams import Delta, GenerationSpec, ModelInfo
 from lumenbox.core.requests import Sampled
 from lumenbox.errors import RequestError
@@ -69,6 +74,8 @@ class FakeService:
 
     def __init__(self) -> None:
         self.info = ModelInfo("tiny", max_model_len=2048, vocab_size=257, created=17)
+        self.figures = Figures()
+        self.figures.failures["exit"] = 4
         self.steps: list[Step] | None = None
         self.refuse: RequestError | None = None
         self.recoveries = 0
@@ -173,3 +180,33 @@ def events(chunks: list[bytes]) -> list[Any]:
     """The JSON of every data event; [DONE] as the string."""
     lines = [line[6:] for line in b"".join(chunks).decode().split("\n") if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@dataclass
+class Served:
+    """The fake box and ways to talk to it."""
+
+    service: FakeService
+    server: Server
+    port: int
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def request(self, method: str, path: str, **kwargs: Any) -> tuple[int, Any, Any]:
+        """Status, headers and JSON of one answer."""
+        async with self.session.request(method, self.url + path, **kwargs) as response:
+            return response.status, response.headers, await response.json()
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
+        key = "data" if isinstance(body, bytes) else "json"
+        headers = {"Content-Type": "application/json"}
+        return await self.request("POST", path, **{key: body, "headers": headers, **kwargs})
+
+    async def raw(self) -> RawClient:
+        return await RawClient.open(self.port)
+
+
+Serve = Callable[..., Awaitable[Served]]

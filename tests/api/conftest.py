@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 import pytest
 import uvloop
-from api_fakes import FakeService, FakeTokenizer, RawClient
+from api_fakes import FakeService, FakeTokenizer, Serve, Served
 
 from lumenbox.api.app import make_app
 from lumenbox.api.limits import Limits
-from lumenbox.api.server import Server, bind, start
+from lumenbox.api.server import bind, start
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
-
-
-@dataclass
-class Served:
-    """The fake box and ways to talk to it."""
-
-    service: FakeService
-    server: Server
-    port: int
-    session: aiohttp.ClientSession
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def request(self, method: str, path: str, **kwargs: Any) -> tuple[int, Any, Any]:
-        """Status, headers and JSON of one answer."""
-        async with self.session.request(method, self.url + path, **kwargs) as response:
-            return response.status, response.headers, await response.json()
-
-    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
-        key = "data" if isinstance(body, bytes) else "json"
-        headers = {"Content-Type": "application/json"}
-        return await self.request("POST", path, **{key: body, "headers": headers, **kwargs})
-
-    async def raw(self) -> RawClient:
-        return await RawClient.open(self.port)
-
-
-Serve = Callable[..., Awaitable[Served]]
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from api_fakes import WORDS
-from conftest import Served
+from api_fakes import WORDS, Served
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from lumenbox.coordinator.streams import Delta

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from api_fakes import chat
-from conftest import Serve, Served
+from api_fakes import Serve, Served, chat
 
 from lumenbox.api.limits import Limits
 
@@ -158,7 +157,7 @@ async def test_metrics(box: Served) -> None:
     assert figure("vllm:inter_token_latency_seconds_count") == 10
     assert figure("vllm:e2e_request_latency_seconds_count") == 1
     assert figure("lumenbox:worker_state", "1", state="dead") == 1
-    assert figure("lumenbox:worker_failures_total", cause="any") == 4
+    assert figure("lumenbox:worker_failures_total", cause="exit") == 4
     for name in ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total"):
         assert figure(name) >= 0
     for name in (

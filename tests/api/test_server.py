@@ -7,8 +7,7 @@ import json
 import socket
 
 import pytest
-from api_fakes import FakeService, FakeTokenizer, RawClient, chat, sampled, until, words
-from conftest import Serve, Served
+from api_fakes import FakeService, FakeTokenizer, RawClient, Serve, Served, chat, sampled, until, words
 
 from lumenbox.api.app import make_app
 from lumenbox.api.limits import Limits

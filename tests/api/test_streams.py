@@ -6,8 +6,7 @@ import asyncio
 import json
 
 import pytest
-from api_fakes import WORDS, RawClient, chat, events, sampled, until, words
-from conftest import Serve, Served
+from api_fakes import WORDS, RawClient, Serve, Served, chat, events, sampled, until, words
 
 from lumenbox.coordinator.streams import Delta
 from lumenbox.errors import RequestError

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_fakes import EOS, chat
-from conftest import Serve, Served
+from api_fakes import EOS, Serve, Served, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

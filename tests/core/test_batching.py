@@ -27,7 +27,7 @@ RIGS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(RIGS, HISTORIES)
 def test_any_history_ends_every_request_once_with_the_tokens_of_its_failure_free_run(
     rig: Rig, history: list[tuple]

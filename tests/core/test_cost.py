@@ -65,7 +65,7 @@ def test_a_single_hiccup_is_no_law() -> None:
     assert model.seconds(shape) < 2 * before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS, SHAPES)
 @example([(Shape(1, 0, 0), -0.01)] * 3, Shape(0, 0, 0))
 def test_predictions_are_positive_and_finite_whatever_was_seen(steps: list[tuple[Shape, float]], shape: Shape) -> None:
@@ -75,7 +75,7 @@ def test_predictions_are_positive_and_finite_whatever_was_seen(steps: list[tuple
     assert FLOOR_S <= model.seconds(shape) < 1e6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS, SHAPES, st.integers(1, 50))
 def test_a_larger_step_is_never_predicted_to_be_shorter(
     steps: list[tuple[Shape, float]], shape: Shape, more: int
@@ -91,7 +91,7 @@ def test_a_larger_step_is_never_predicted_to_be_shorter(
         assert model.seconds(larger) >= model.seconds(shape)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, st.integers(0, 64), st.integers(0, 100_000))
 def test_the_prefill_that_is_said_to_fit_does(
     steps: list[tuple[Shape, float]], decodes: int, context_tokens: int

@@ -31,7 +31,7 @@ def gained(gain: Gain | None) -> tuple[str, list[int], str | None]:
     return gain.text, [sampled.token for sampled in gain.tokens], gain.finish_reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(st.integers(0, len(VOCABULARY) - 1), min_size=1, max_size=3), max_size=8),
     st.lists(st.text("abé", min_size=1, max_size=3), max_size=3).map(tuple),

@@ -345,7 +345,7 @@ MOVES = ["arrive", "leave", "work", "die", "settle", "be_born", "ask", "ring", "
 OFTEN = ["arrive", "work", "work", "settle", "be_born"]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.integers(1, 4),
     st.sampled_from(["none", "restart", "box"]),

@@ -93,7 +93,7 @@ def test_a_pool_adopts_only_when_fresh() -> None:
         pool.adopt([], [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7)), max_size=60),

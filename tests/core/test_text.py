@@ -45,7 +45,7 @@ def ids(outs: list[Release]) -> list[int]:
     return [drawn.token for out in outs for drawn in out.tokens]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(PIECES, STOPS, st.integers(0, 6), st.booleans())
 @example([b"a", b"b", b"c"], ("ab",), 2, False)
 @example([b"\xe2", b"\x82", b"\xac", b"a"], ("€a",), 0, True)
@@ -61,7 +61,7 @@ def test_any_cut_into_tokens_gives_the_reference(
         assert len(outs) == expected.stopped_at + 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PIECES, STOPS)
 def test_what_is_out_never_has_to_be_taken_back(pieces: list[bytes], stop: tuple[str, ...]) -> None:
     """No prefix of the releases holds a begun stop string that completes, nor a U+FFFD for a character still open."""
@@ -74,7 +74,7 @@ def test_what_is_out_never_has_to_be_taken_back(pieces: list[bytes], stop: tuple
         assert len(text(outs[:count])) <= certain
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PIECES, STOPS)
 def test_a_token_comes_with_the_chunk_that_completes_its_text(pieces: list[bytes], stop: tuple[str, ...]) -> None:
     """As soon as its text is out, and not before."""
@@ -86,7 +86,7 @@ def test_a_token_comes_with_the_chunk_that_completes_its_text(pieces: list[bytes
             assert (number in ids(outs[:count])) == (end <= out_so_far)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PIECES)
 def test_without_stop_strings_nothing_but_open_characters_is_held(pieces: list[bytes]) -> None:
     outs = releases(pieces)

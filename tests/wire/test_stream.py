@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lumenbox.wire.stream import HEADER, MAX_MESSAGE, Splitter, pack
@@ -25,6 +25,7 @@ def test_a_torn_message_at_the_end_is_not_told(end: int) -> None:
     assert len(whole) < len(MESSAGES)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 30), max_size=40))
 def test_any_cuts_give_the_same_messages(messages: list[bytes], lengths: list[int]) -> None:
     wire, splitter, found = b"".join(map(pack, messages)), Splitter(), []
