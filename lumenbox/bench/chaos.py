@@ -58,6 +58,7 @@ class Tally:
 
     streams: int = 0
     failed: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
     lost_tokens: int = 0
     duplicated_tokens: int = 0
     different_tokens: int = 0
@@ -172,6 +173,7 @@ def _compare(answer: Answer, expected: Answer, tally: Tally) -> None:
     tally.tokens += sum(map(len, answer.token_ids.values()))
     if answer.error or not answer.done:
         tally.failed += 1
+        tally.errors[answer.error["code"] if answer.error else "cut"] += 1
         return
     if answer.recoveries:
         tally.stalls_s.append(answer.stall_s)
@@ -273,6 +275,7 @@ def summary(plan: Plan, tally: Tally) -> dict[str, Any]:
         "tokens": tally.tokens,
         "interrupted": sum(ways.values()),
         "failed": tally.failed,
+        "errors": dict(tally.errors),
         "lost_tokens": tally.lost_tokens,
         "duplicated_tokens": tally.duplicated_tokens,
         "different_tokens": tally.different_tokens,

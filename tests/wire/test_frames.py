@@ -19,7 +19,7 @@ PARAMS = SamplingParams(
     choice=7,
     logprobs=3,
 )
-PLACED = frames.Placed(1, 2, PARAMS, [1, 2, 3], 2, [9, 8], 33, priority=-1, poison=True)
+PLACED = frames.Placed(1, 2, PARAMS, [1, 2, 3], 2, [9, 8], 33, -1, True, [(7, 8)], 1, [2**32 - 1])
 LOADED = LoadReport(
     weights=(WeightEntry("a.b", 64, (2, 3), "bfloat16"),),
     weight_bytes=128,
@@ -37,7 +37,7 @@ STEP = frames.Step(
     waiting=1, free_pages=5, cached_pages=3, preemptions=1, admitted=[(1, 0, 16)],
     tokens=[(1, 0, [Sampled(5, -0.25, ((5, -0.25), (6, -1.5)))]), (2, 1, [Sampled(7)])], progress=[(3, 32)],
     taken=[(1, [4, 5])], hashed=[(4, b"\x00\xff" * 8)], evicted=[9], preempted=[6], finished=[(2, 1, "stop")],
-    dropped=[(8, 0)], replaced=[(1, 0, 4)],
+    dropped=[(8, 0)], replaced=[(1, 0, 4)], sealed=[(1, 0, 2, 7)], quiet=[(3, 1)], restored=[(4, 2, 5, 4096, 0.5)],
 )  # fmt: skip
 TO_WORKER = [
     frames.Boot(
@@ -45,6 +45,10 @@ TO_WORKER = [
     ),
     frames.Assign(PLACED),
     frames.Cancel(1, 0),
+    frames.Reserve(1, 2, 3, [(4, 5), (6, 7)]),
+    frames.Release(1, 2),
+    frames.Preload(PLACED),
+    frames.SealRate(-1.0),
     frames.Disturb("slow", 2.5),
     frames.Stop(),
 ]
