@@ -45,6 +45,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "the newest token has KV": (PoolMirror, "sampled", newest_counted),
     "the dead pool's mirror is kept": (PoolMirror, "clear", lambda mirror: None),
     "hangs are not noticed": (Core, "_overdue", lambda core, event: None),
+    "nobody is cancelled": (Core, "_client_gone", lambda core, event: core._forget(event.req)),
     "held requests are forgotten": (Core, "_place_held", lambda core: None),
     "twins wait for ever": (BatchScheduler, "_computed", lambda scheduler, page_hash: None),
 }
