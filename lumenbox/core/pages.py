@@ -116,9 +116,13 @@ class PagePool:
         """Send least recently used cached pages to limbo until `wanted` pages are free or about to be."""
         while self._cached and len(self._free) + len(self._limbo) < wanted:
             page, _ = self._cached.popitem(last=False)
-            del self._page_of[self._hash_of.pop(page)]
+            told = (page, self._hash_of.pop(page))
+            del self._page_of[told[1]]
             self._limbo.append(page)
-            self.newly_evicted.append(page)
+            if told in self.newly_hashed:
+                self.newly_hashed.remove(told)  # just restored: no frame has told of it yet
+            else:
+                self.newly_evicted.append(page)
 
     def commit(self) -> None:
         """The frame that reports the last step is wholly sent: its limbo pages may be reused."""

@@ -79,6 +79,18 @@ def _lose(shell: Shell, fault: Fault) -> None:
         link.process.die("killed")
 
 
+def _corrupt(shell: Shell, fault: Fault) -> None:
+    """Damage sealed pages of the requests that a worker serves, all or some; mostly it dies soon, before new ones."""
+    kept = shell.core.state.arena.checkpoints
+    served = [kept[rid] for rid in shell.core.state.workers[_slot(shell, fault).worker].requests if rid in kept]
+    for slot in (slot for cp in served for page in cp.slots[: cp.sealed] for slot in page):
+        if fault.amount < 0.5 or shell.noise.random() < 0.3:
+            shell.arena.corrupt(slot)
+    if fault.amount > 0.2:
+        link = _link(shell, fault)
+        shell.clock.after(0.1 * shell.noise.random(), lambda: link.process.die("killed") if link is not None else None)
+
+
 def _several(shell: Shell, fault: Fault) -> None:
     for slot in shell.slots:
         if slot.link is not None and shell.noise.random() < fault.amount:
@@ -127,7 +139,10 @@ def _deserted(shell: Shell, fault: Fault) -> None:
 
 def _upgrade(shell: Shell, fault: Fault) -> None:
     """New code; sometimes of another identity, so that the pool is of no use to it."""
-    _slot(shell, fault).device_lost = fault.amount < 0.3
+    if fault.amount < 0.3:
+        slot = _slot(shell, fault)
+        slot.device_lost = True
+        slot.next_identity += 1
     _ask(shell, fault)
 
 
@@ -143,6 +158,6 @@ def ask(shell: Shell, verb: str, worker: int) -> None:
 KINDS: dict[str, Callable[[Shell, Fault], None]] = {
     "kill": _kill, "doom": _doom, "crash": _crash, "hang": _hang, "stop": _stop, "slow": _slow, "lose": _lose,
     "several": _several, "everyone": _everyone, "fork_server": _fork_server, "reborn": _reborn,
-    "stillborn": _stillborn, "unspawnable": _unspawnable, "pause": _pause,
+    "stillborn": _stillborn, "unspawnable": _unspawnable, "pause": _pause, "corrupt": _corrupt,
     "deserted": _deserted, "drain": _ask, "resume": _ask, "restart": _ask, "upgrade": _upgrade, "shutdown": _ask,
 }  # fmt: skip

@@ -58,6 +58,10 @@ class KvPool:
             values.append(value(tokens[position], values))
             self._pages[table[position // self.page_size]][position % self.page_size] = values[-1]
 
+    def fill(self, target: int, values: Sequence[int]) -> None:
+        """Write a whole page."""
+        self._pages[target][:] = values
+
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` slots of a page."""
         self._pages[target][:count] = self._pages[source][:count]

@@ -24,6 +24,9 @@ class Placed:
     poison: str
     page_table: list[int]
     num_computed: int
+    slots: list[tuple[int, ...]]
+    sealed: int
+    crcs: list[int]
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,9 +49,42 @@ class Cancel:
 
 
 @dataclass(slots=True, frozen=True)
+class Reserve:
+    rid: int
+    epoch: int
+    first: int
+    slots: list[tuple[int, ...]]
+
+
+@dataclass(slots=True, frozen=True)
+class Release:
+    rid: int
+    epoch: int
+
+
+@dataclass(slots=True, frozen=True)
+class Preload:
+    placed: Placed
+
+
+@dataclass(slots=True, frozen=True)
+class SealRate:
+    bytes_s: float
+
+
+@dataclass(slots=True, frozen=True)
 class Ready:
     num_pages: int
     pool_kept: bool
+
+
+@dataclass(slots=True)
+class News:
+    """What a frame tells of KV checkpoints; as in `wire.frames.Step`."""
+
+    sealed: list[tuple[int, int, int, int]] = field(default_factory=list)
+    quiet: list[tuple[int, int]] = field(default_factory=list)
+    restored: list[tuple[int, int, int, int, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,9 +97,10 @@ class Step:
     seconds: float
     free_pages: int
     report: Report
+    news: News
 
 
-ToWorker = Assign | Cancel
+ToWorker = Assign | Cancel | Reserve | Release | Preload | SealRate
 FromWorker = Ready | Step
 
 

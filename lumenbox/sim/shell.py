@@ -15,6 +15,7 @@ import msgspec
 
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
+from lumenbox.core.batching import Report
 from lumenbox.core.commands import AnyCommand
 from lumenbox.core.events import AnyEvent
 from lumenbox.core.health import deadline_s
@@ -23,9 +24,23 @@ from lumenbox.core.machine import PLANNED_CAUSES, Core
 from lumenbox.core.mirror import PoolMirror
 from lumenbox.core.requests import Sampled
 from lumenbox.core.state import SERVING, CoreState, WorkerPhase
+from lumenbox.sim.arena import Arena, Records, Writer
 from lumenbox.sim.clock import Action, Clock
 from lumenbox.sim.kv import VOCABULARY, KvPool
-from lumenbox.sim.messages import Assign, Boot, Cancel, FromWorker, Placed, Ready, Step, ToWorker
+from lumenbox.sim.messages import (
+    Assign,
+    Boot,
+    Cancel,
+    FromWorker,
+    Placed,
+    Preload,
+    Ready,
+    Release,
+    Reserve,
+    SealRate,
+    Step,
+    ToWorker,
+)
 from lumenbox.sim.oracle import Client, Oracle, failure_free
 from lumenbox.sim.scenario import Call, Scenario
 from lumenbox.sim.worker import Phase, SimWorker
@@ -69,16 +84,22 @@ class ForkServer:
 
 @dataclass(slots=True)
 class Slot:
-    """What outlives the incarnations, and the one that lives. `dooms` are the planned deaths of the next ones."""
+    """What outlives the incarnations, and the one that lives. `dooms` are the planned deaths of the next ones.
+
+    `returning` are those that the next one re-attaches to, with their sealed pages. `identity` is what its pages are
+    computed with, `next_identity` that of the next incarnation.
+    """
 
     worker: int
     kv: KvPool
     mirror: PoolMirror = field(default_factory=PoolMirror)
     link: Link | None = None
     birth: Birth | None = None
-    returning: list[int] = field(default_factory=list)
+    returning: dict[int, int] = field(default_factory=dict)
     dooms: deque[str] = field(default_factory=deque)
     device_lost: bool = False
+    identity: int = 0
+    next_identity: int = 0
 
 
 class Shell:
@@ -93,6 +114,8 @@ class Shell:
         self.ledger = Ledger(VOCABULARY)
         size = scenario.core.page_size
         self.slots = [Slot(i, KvPool(scenario.num_pages, size)) for i in range(scenario.core.workers)]
+        self.arena = Arena(size, noise, self._may_write)
+        self._records = Records()
         self.server = ForkServer(0.05)
         self.exited: c.Exit | None = None
         self.history: deque[tuple[float, object]] = deque(maxlen=HISTORY)
@@ -142,6 +165,8 @@ class Shell:
         if self._twin is not None:
             assert self._twin.handle(event) == commands, "a replay from a snapshot answers otherwise"
         self.core.check()
+        for rid, checkpoint in self.core.state.arena.checkpoints.items():
+            assert checkpoint.sealed <= self._records.whole.get(rid, 0), f"request {rid}: pages count as sealed, unseen"
         for command in commands:
             self.history.append((self.clock.now, command))
             self._perform(command)
@@ -151,12 +176,20 @@ class Shell:
         """The replayed core ends where the other does."""
         assert self._twin is None or self._twin.state == self.core.state, "a replay ends in another state"
 
-    def _perform(self, command: AnyCommand) -> None:
+    def _perform(self, command: AnyCommand) -> None:  # noqa: PLR0912 (one case a command)
         match command:
             case c.Assign():
                 self._assign(command)
             case c.Cancel(worker=worker, req=req, epoch=epoch) | c.MoveOut(worker=worker, req=req, epoch=epoch):
                 self._send(self.slots[worker], Cancel(req, epoch))
+            case c.ReserveSlots():
+                self._reserve(command)
+            case c.DropSlots(worker=worker, req=req, epoch=epoch):
+                self._send(self.slots[worker], Release(req, epoch))
+            case c.PreRestore():
+                self._preload(command)
+            case c.SetSealRate(worker=worker, bytes_s=bytes_s):
+                self._send(self.slots[worker], SealRate(bytes_s))
             case c.Refuse(reqs=reqs):
                 for req in reqs:
                     self.ledger.close(req)
@@ -194,14 +227,55 @@ class Shell:
         self._epochs[command.req] = entry.epoch = command.epoch
         straggler = self.ledger.extend(command.req, command.epoch - 1, [Sampled(1)], None)
         assert straggler is None, "a late token of the former epoch is taken"
+        entry.slots = list(command.slots)
         if command.way == "reattach":
-            slot.returning.append(entry.rid)
+            slot.returning[entry.rid] = command.sealed
             return
+        saves = command.way != "recompute" or self.core.state.config.routing == "cost"
+        assert saves or not command.sealed, f"request {entry.rid} is computed again, although pages of it are sealed"
         assert self.core.state.workers[command.worker].phase in SERVING, "assigned to one that does not serve"
         assert slot.link is not None and not slot.link.fenced, "assigned to the dead"
-        self._send(slot, Assign(self._placed(entry)))
+        crcs = self._records.checksums(entry.slots[: command.sealed], slot.identity)
+        self._send(slot, Assign(self._placed(entry, crcs, load=command.way == "restore")))
+        if command.way == "restore" and not crcs:  # no record of this identity: the worker has nothing to load
+            nothing = (0, 0, 0.0)
+            self.soon(0.0, partial(self._restored, slot, command.req, command.epoch, *nothing))
 
-    def _placed(self, entry: Entry, table: tuple[int, ...] = (), num_computed: int = 0) -> Placed:
+    def _reserve(self, command: c.ReserveSlots) -> None:
+        assert self.slots[command.worker].link is not None, "slots are reserved for the dead"
+        if command.first == 0:
+            self._records.whole[command.req] = 0
+        if (entry := self.ledger.entries.get(command.req)) is not None:
+            del entry.slots[command.first :]
+            entry.slots += command.slots
+        self._send(self.slots[command.worker], Reserve(command.req, command.epoch, command.first, list(command.slots)))
+
+    def _preload(self, command: c.PreRestore) -> None:
+        entry, slot = self.ledger.entries[command.req], self.slots[command.worker]
+        crcs = self._records.checksums(command.slots, slot.identity)
+        self._send(slot, Preload(self._placed(entry, crcs, load=True)))
+
+    def _may_write(self, writer: Writer, index: int, slot: int) -> None:
+        """The core must have reserved the slot for this page of this writer, or still wait for its last word on it."""
+        worker, rid, epoch = writer
+        state = self.core.state
+        request, checkpoint = state.requests.get(rid), state.arena.checkpoints.get(rid)
+        if request is not None and checkpoint is not None and (request.worker, request.epoch) == (worker, epoch):
+            own = checkpoint.slots[index : index + 1]
+            if own and slot in own[0]:
+                return
+        gone = state.arena.unquiet.get((worker, rid, epoch))
+        waited_for = gone is not None and any(slot in page for page in gone.slots)
+        assert waited_for, f"worker {worker} writes page {index} of request {rid} to slot {slot}, which is not its own"
+
+    def _placed(
+        self,
+        entry: Entry,
+        crcs: list[int],
+        load: bool = False,
+        table: tuple[int, ...] = (),
+        num_computed: int = 0,
+    ) -> Placed:
         return Placed(
             entry.rid,
             entry.epoch,
@@ -212,6 +286,9 @@ class Shell:
             self.oracle.clients[entry.rid].call.poison,
             list(table),
             num_computed,
+            list(entry.slots),
+            len(crcs),
+            crcs if load else [],
         )
 
     # -- clients -------------------------------------------------------------------------------------------------
@@ -291,15 +368,54 @@ class Shell:
         endings = {rid: reason for rid, _, reason in report.finished}
         for rid, epoch, drawn in report.tokens:
             self._drawn(slot, step, rid, epoch, drawn, endings.get(rid))
+<<<<<<< HEAD
+=======
+        if self.core.checkpoints.are_on:
+            self._enter_seals(slot, step)
+>>>>>>> i4
         for rid, epoch in report.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
         if step.seconds:
             s = step.shape
             shape = (s.decodes, s.prefill_tokens, s.context_tokens)
-            incarnation, pages = link.incarnation, step.free_pages
-            self.tell(e.StepCommitted(now, slot.worker, incarnation, step.number, *shape, step.seconds, pages))
+            counted = (*shape, step.seconds, step.free_pages, self._crossings(slot, report))
+            self.tell(e.StepCommitted(now, slot.worker, link.incarnation, step.number, *counted))
+        if self.core.checkpoints.are_on:
+            ended = [(rid, epoch) for rid, epoch, _ in report.finished]
+            for rid, epoch in (*ended, *report.dropped, *step.news.quiet):
+                self.tell(e.SlotsQuiet(now, slot.worker, rid, epoch))
 
+<<<<<<< HEAD
+=======
+    def _enter_seals(self, slot: Slot, step: Step) -> None:
+        """What the frame tells of KV checkpoints: pages that were sealed, and those that were loaded."""
+        now = self.clock.now
+        marks: dict[tuple[int, int], int] = {}
+        for rid, epoch, index, crc in step.news.sealed:
+            entry = self.ledger.entries.get(rid)
+            if entry is not None and entry.epoch == epoch and index < len(entry.slots):
+                self._records.enter(rid, index, entry.slots[index], crc, slot.identity)
+                marks[rid, epoch] = index + 1
+        if marks:
+            self.tell(e.PagesSealed(now, slot.worker, tuple((*key, mark) for key, mark in marks.items())))
+        for rid, epoch, pages, count, seconds in step.news.restored:
+            self._restored(slot, rid, epoch, pages, count, seconds)
+
+    def _restored(self, slot: Slot, rid: int, epoch: int, pages: int, count: int, seconds: float) -> None:
+        request = self.core.state.requests.get(rid)
+        if request is not None and (request.worker, request.epoch) == (slot.worker, epoch):
+            self._records.whole[rid] = min(self._records.whole.get(rid, 0), pages)
+        self.tell(e.RestoreDone(self.clock.now, slot.worker, rid, epoch, pages, count, seconds))
+
+    def _crossings(self, slot: Slot, report: Report) -> tuple[tuple[int, int], ...]:
+        """Requests that completed a page in this step: they need room in the arena for the next."""
+        if not self.core.checkpoints.are_on:
+            return ()
+        moved = [rid for rid, *_ in report.tokens] + [rid for rid, _ in report.progress]
+        return tuple(slot.mirror.crossings(moved, self.scenario.core.page_size))
+
+>>>>>>> i4
     def _drawn(self, slot: Slot, step: Step, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
         gain = self.ledger.extend(rid, epoch, drawn, reason)
         if gain is None:
@@ -387,7 +503,7 @@ class Shell:
             if (entry := self.ledger.entries.get(rid)) is not None
         )
         self.oracle.settled(owned, own_making)
-        slot.returning = []
+        slot.returning = {}
         lost, slot.device_lost = slot.device_lost, False
         if lost:
             slot.kv.scramble((), self.noise)
@@ -418,12 +534,15 @@ class Shell:
         if doom == "unspawnable":
             self.tell(e.SpawnFailed(self.clock.now, slot.worker, birth.incarnation, "no descriptors left"))
             return
+        slot.identity = slot.next_identity
         boot = self._boot(slot, birth)
         process = SimWorker(
+            slot.worker,
             self.scenario,
             self.clock,
             self.noise,
             slot.kv,
+            self.arena,
             boot,
             doom,
             lambda: self.soon(self.noise.uniform(0.0001, 0.003), partial(self._readable, link)),
@@ -432,11 +551,15 @@ class Shell:
         link = slot.link = Link(slot.worker, birth.incarnation, process, self.clock.now, self.clock.now, self.clock.now)
 
     def _boot(self, slot: Slot, birth: Birth) -> Boot:
-        returning, slot.returning = slot.returning, []
+        returning, slot.returning = slot.returning, {}
         mirror = slot.mirror
         entries = [self.ledger.entries[rid] for rid in returning if rid in self.ledger.entries]
         mirror.keep_only({entry.rid for entry in entries})
-        adopted = [self._placed(x, tuple(mirror.tables[x.rid]), mirror.computed[x.rid]) for x in entries]
+        adopted: list[Placed] = []
+        for entry in entries:
+            crcs = self._records.checksums(entry.slots[: returning[entry.rid]], slot.identity)
+            table, computed = tuple(mirror.tables[entry.rid]), mirror.computed[entry.rid]
+            adopted.append(self._placed(entry, crcs, table=table, num_computed=computed))
         return Boot(adopted, list(mirror.hashes.items()) if birth.keep_pool else [])
 
     def fork_server_dies(self) -> None:
@@ -461,6 +584,7 @@ class Shell:
             fine.add(WorkerPhase.DEAD)
         return (
             not self.core.state.requests
+            and not self.core.state.arena.unquiet
             and all(worker.phase in fine for worker in self.core.state.workers.values())
             and all(_rests(slot.link.process) for slot in self.slots if slot.link is not None)
         )
@@ -468,6 +592,9 @@ class Shell:
     def check_rest(self) -> None:
         """Nothing is left behind: all pages free or cached, no table in a mirror, every client has its end."""
         assert not self.ledger.entries and not self.core.num_waiting
+        arena = self.core.state.arena
+        assert not arena.checkpoints and not arena.unquiet and len(arena.free) == arena.fresh, "slots leaked"
+        assert not any(w.holds or w.held_pages or w.restoring for w in self.core.state.workers.values())
         assert all(client.end for client in self.oracle.clients.values()), "a client waits for ever"
         for slot in self.slots:
             if slot.link is not None:

@@ -7,13 +7,29 @@ from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 
-from lumenbox.core.batching import Batch, BatchScheduler, Report, Sequence
+from lumenbox.core.batching import Batch, BatchScheduler, Report, Restore, Sequence
 from lumenbox.core.cost import Shape
 from lumenbox.core.mirror import PoolMirror
 from lumenbox.core.requests import Sampled
+from lumenbox.sim.arena import Arena
+from lumenbox.sim.checkpoints import KvCheckpoints
 from lumenbox.sim.clock import Action, Clock
 from lumenbox.sim.kv import KvPool, draw
-from lumenbox.sim.messages import Assign, Boot, Cancel, FromWorker, Placed, Ready, Socket, Step, ToWorker
+from lumenbox.sim.messages import (
+    Assign,
+    Boot,
+    Cancel,
+    FromWorker,
+    Placed,
+    Preload,
+    Ready,
+    Release,
+    Reserve,
+    SealRate,
+    Socket,
+    Step,
+    ToWorker,
+)
 from lumenbox.sim.scenario import Scenario
 
 BETWEEN_STEPS_S = 0.0002
@@ -36,10 +52,12 @@ class SimWorker:
 
     def __init__(
         self,
+        worker: int,
         scenario: Scenario,
         clock: Clock,
         noise: random.Random,
         kv: KvPool,
+        arena: Arena,
         boot: Boot,
         doom: str,
         on_frame: Callable[[], None],
@@ -66,7 +84,9 @@ class SimWorker:
         self._clock, self._noise, self._kv = clock, noise, kv
         self._on_frame, self._on_death = on_frame, on_death
         self._poison: dict[int, str] = {}
-        self._waiting_action: Action | None = None
+        self._waiting_actions: list[Action] = []
+        self._worker, self._arena = worker, arena
+        self._checkpoints = KvCheckpoints(worker, scenario.copying, arena, kv, self._after, self._passes)
         self._boot = boot
         self.promised.hashes.update(boot.hashed)
         for placed in boot.adopted:
@@ -92,13 +112,14 @@ class SimWorker:
                 computed = self.promised.computed[rid]
                 pages += [(page, min(size, computed - index * size)) for index, page in enumerate(table)]
             self._kv.scramble(pages, self._noise)
+            self._arena.abandon(self._worker)
             self._on_death()
 
     def thaw(self) -> None:
         """Go on after a stop signal."""
         self.frozen = False
-        if self._waiting_action is not None:
-            action, self._waiting_action = self._waiting_action, None
+        actions, self._waiting_actions = self._waiting_actions, []
+        for action in actions:
             self._after(0.0, action)
 
     def receive(self, command: ToWorker) -> None:
@@ -114,7 +135,7 @@ class SimWorker:
 
     def _run(self, action: Action) -> None:
         if self.frozen:
-            self._waiting_action = action
+            self._waiting_actions.append(action)
         elif self.alive:
             action()
 
@@ -149,20 +170,40 @@ class SimWorker:
         return self._passes("reattach_done")
 
     def _turn(self) -> None:
-        """Obey what waits, then one step."""
+        """Obey what waits, load the pages of one request, then one step."""
         while self.socket.commands:
             self._obey(self.socket.commands.popleft())
             if not self.alive:
                 return
+        seq = self._checkpoints.next_restore(self.scheduler)
+        restore = self.scheduler.begin_restore(seq) if seq is not None else None
+        if seq is None or (restore is None and not self._checkpoints.preloads):
+            self._advance()
+        elif self._passes("restore_begun"):
+            seconds = self._checkpoints.load_s(restore)
+            self._after(seconds, lambda: self._load(seq, restore, seconds))
+
+    def _load(self, seq: Sequence, restore: Restore | None, seconds: float) -> None:
+        held = self._held()
+        for page in restore.pages if restore is not None else ():
+            assert page not in held and page not in self.promised.hashes, "a restore loads onto a page in use"
+            assert not self._checkpoints.is_copied(page), "a restore loads onto a page that is copied"
+        self._checkpoints.load(self.scheduler, seq, restore, seconds)
+        if self.alive:
+            self._advance()
+
+    def _advance(self) -> None:
         batch = self.scheduler.plan(self._noise.choice((None, self._kv.page_size, 2 * self._kv.page_size)))
         self.scheduler.check()
         if batch is not None:
             self._begin(batch)
-        elif self.scheduler.has_news:
+        elif self.scheduler.has_news or self._checkpoints.has_news:
             if self._commit(Shape(0, 0, 0), 0.0):
                 self._after(BETWEEN_STEPS_S, self._turn)
+        elif not self.scheduler.idle:
+            assert self._checkpoints.moves, "a worker has work and can do none of it"
+            self._after(10 * BETWEEN_STEPS_S, self._turn)
         else:
-            assert self.scheduler.idle, "a worker has work and can do none of it"
             self.phase, self.since = Phase.IDLE, self._clock.now
 
     def _obey(self, command: ToWorker) -> None:
@@ -173,7 +214,12 @@ class SimWorker:
                 self._poison[placed.rid] = placed.poison
                 self.scheduler.add(_sequence(placed))
             case Cancel(rid=rid, epoch=epoch):
-                self.scheduler.drop(rid, epoch)
+                if self.scheduler.drop(rid, epoch):
+                    self._checkpoints.forget(self.scheduler, rid)
+            case Preload(placed=placed):
+                self._checkpoints.obey(self.scheduler, command, _sequence(placed))
+            case Reserve() | Release() | SealRate():
+                self._checkpoints.obey(self.scheduler, command, None)
 
     def _crash_by(self, rid: int) -> None:
         self.killer = rid
@@ -200,6 +246,7 @@ class SimWorker:
         for chunk in batch.chunks:
             self._kv.compute(chunk.seq.tokens, chunk.seq.page_table, chunk.start, chunk.length)
         self.scheduler.commit(batch, [self._draw(chunk.seq) for chunk in batch.chunks if chunk.samples])
+        self._checkpoints.seal_full_pages(self.scheduler)
         if self._passes("step_computed") and self._commit(self.shape, seconds) and self._passes("page_reused"):
             self._after(BETWEEN_STEPS_S, self._turn)
 
@@ -212,8 +259,13 @@ class SimWorker:
         if not self._passes("frame_half_written"):
             return False
         report = self.scheduler.report()
+        for rid in (*(rid for rid, _, _ in report.finished), *report.preempted):
+            self._checkpoints.forget(self.scheduler, rid)
+        if not self.alive:
+            return False
+        news = self._checkpoints.collect(self.scheduler)
         self._promise(report)
-        self._write(Step(self.steps, self.since, shape, seconds, self.scheduler.pool.num_reachable, report))
+        self._write(Step(self.steps, self.since, shape, seconds, self.scheduler.pool.num_reachable, report, news))
         if not self._passes("frame_written"):
             return False
         self.scheduler.sent()
@@ -256,6 +308,7 @@ class SimWorker:
             assert chunk.start >= self.promised.computed.get(rid, 0), "a step writes what is already promised"
             for page in chunk.seq.page_table[chunk.start // size : last + 1]:
                 assert page not in self.promised.hashes, f"page {page} is written to while the prefix cache has it"
+                assert not self._checkpoints.is_copied(page), f"page {page} is written to while it is copied"
                 assert held[page] <= (page in own), f"page {page} is reused before the frame that gave it back was sent"
 
 
@@ -269,4 +322,7 @@ def _sequence(placed: Placed) -> Sequence:
         page_table=list(placed.page_table),
         num_computed=placed.num_computed,
         priority=placed.priority,
+        slots=list(placed.slots),
+        num_sealing=placed.sealed,
+        crcs=list(placed.crcs),
     )
