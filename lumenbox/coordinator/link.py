@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import select
 import signal
 import socket
 import time
@@ -153,6 +154,12 @@ class WorkerLink:
             signal.pidfd_send_signal(self.child.pidfd, signum)
         except ProcessLookupError:
             pass
+
+    def await_end(self, timeout_s: float) -> None:
+        """Block until it is gone; only for the box's own end."""
+        poll = select.poll()
+        poll.register(self.child.pidfd, select.POLLIN)
+        poll.poll(1000 * timeout_s)
 
     async def fenced(self) -> None:
         """Kill it and wait until no thread of it can run user code."""
