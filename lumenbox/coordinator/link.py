@@ -10,12 +10,16 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lumenbox.coordinator.forkserver import Child
 from lumenbox.memory import proc, sizing, status
 from lumenbox.wire import frames, stream
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.monitor import Suspicion
 
 _decode = msgspec.msgpack.Decoder(frames.FromWorker).decode
 _READ_BYTES = 1 << 18
@@ -51,6 +55,8 @@ class WorkerLink:
         self.failure = ""
         self.disturbed = ""
         self.disturbed_at: float | None = None
+        self.suspicion: Suspicion | None = None
+        """The monitor's: what it found when it last saw the worker late."""
         """What chaos or an operator did to it: such a death is no evidence against anyone."""
         self.born = self.last_assign = self.last_heard = time.monotonic()
         self.oom_kills_at_birth = sizing.oom_kills()
