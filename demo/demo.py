@@ -11,7 +11,6 @@ import aiohttp
 
 from lumenbox.bench import boxes
 from lumenbox.bench.client import Answer, stream
-from lumenbox.models import catalogue
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 QUESTIONS = [
@@ -41,11 +40,10 @@ def bodies() -> list[dict[str, Any]]:
 
 async def chats(box: boxes.Box, victim: int | None) -> list[Answer]:
     """Stream all chats at once; with a victim, kill that worker once every stream has begun."""
-    async with aiohttp.ClientSession() as session:
-        async with asyncio.TaskGroup() as tasks:
-            streams = [tasks.create_task(stream(session, box.endpoint, body)) for body in bodies()]
-            if victim is not None:
-                tasks.create_task(kill_in_mid_stream(box, victim))
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+        streams = [tasks.create_task(stream(session, box.endpoint, body)) for body in bodies()]
+        if victim is not None:
+            tasks.create_task(kill_in_mid_stream(box, victim))
     return [task.result() for task in streams]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lumenbox.core.state import CheckpointConfig
@@ -36,7 +36,7 @@ class BoxConfig:
     generation_config: str = "request"
     checkpoint_bytes: int | None = None
     """Arena budget per holder; None: sized by live context."""
-    checkpoints: CheckpointConfig = CheckpointConfig()
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     reload_bytes_s: float = 0.0
     faults: tuple[str, ...] = ()
     threads: int = 1

@@ -240,7 +240,7 @@ def _level(box: boxes.Box) -> dict[str, int]:
     """What must come back to where it was."""
     state = box.state()
     deadline = time.monotonic() + 10.0
-    while state["requests"]["running"] + state["requests"]["waiting"] and time.monotonic() < deadline:
+    while _is_busy(state) and time.monotonic() < deadline:
         time.sleep(0.05)
         state = box.state()
     return {
@@ -248,6 +248,12 @@ def _level(box: boxes.Box) -> dict[str, int]:
         "processes": len(descendants(box.pid)),
         "fds": sum(1 for fd in os.listdir(f"/proc/{box.pid}/fd") if _is_kept(box.pid, fd)),
     }
+
+
+def _is_busy(state: dict[str, Any]) -> bool:
+    """Whether a request is left, or pages of one: a worker tells of those a frame later than of its end."""
+    pages = sum(worker["pages_used"] for worker in state["workers"])
+    return bool(state["requests"]["running"] + state["requests"]["waiting"] + pages)
 
 
 def _is_kept(pid: int, fd: str) -> bool:

@@ -20,6 +20,8 @@ class Root(click.Group):
             sys.exit(error.exit_code)
         except BrokenPipeError:
             sys.exit(1)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})

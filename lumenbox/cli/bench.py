@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from lumenbox.cli import options
+from lumenbox.errors import LumenboxError
 
 FAULTS = ("kill", "hang", "slow", "lose", "corrupt")
 
@@ -88,11 +89,29 @@ def api(streams: tuple[int, ...], tokens: int, pairs: int, as_json: bool) -> Non
 @click.option("--peer", type=click.Choice(["restart", "cold-start"]))
 @options.as_json
 def chaos(peer: str | None, as_json: bool, dtype: str, exact: str, **plan: Any) -> None:
-    """Streams under faults, each compared token by token with its failure-free run."""
+    """Streams under faults, each compared token by token with its failure-free run; exit 1 unless that proves it."""
     from lumenbox.bench import chaos as experiment
 
     flags = ("--dtype", dtype, "--exact", exact)
-    _show(experiment.run(experiment.Plan(**plan, flags=flags), peer), as_json)
+    document = experiment.run(experiment.Plan(**plan, flags=flags), peer)
+    _show(document, as_json)
+    if doubt := _doubt(document, exact):
+        raise LumenboxError(doubt)
+
+
+def _doubt(document: dict[str, Any], exact: str) -> str:
+    """Why a chaos run proves nothing, or the contrary; empty if it proves that no stream noticed."""
+    harms = ["failed", "lost_tokens", "duplicated_tokens"] + ["different_tokens"] * (exact != "off")
+    harm = [f"{name} {document[name]}" for name in harms if document[name]]
+    faults = document["faults"]
+    if harm:
+        return f"streams were harmed: {', '.join(harm)}"
+    if faults["verified"] < faults["done"] or not document["interrupted"]:
+        return (
+            f"nothing is proved: {faults['verified']} of {faults['done']} faults took hold"
+            f" and {document['interrupted']} streams were interrupted"
+        )
+    return ""
 
 
 @bench.command()

@@ -49,8 +49,9 @@ def _lines() -> Iterator[str]:
 
 
 def _stream(endpoint: str, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
-    key = settings.pop("api_key", None)
-    body = {"messages": messages, "stream": True, **{k: v for k, v in settings.items() if v is not None}}
+    key = settings["api_key"]
+    fields = {name: value for name, value in settings.items() if name != "api_key" and value is not None}
+    body = {"messages": messages, "stream": True, **fields}
     request = urllib.request.Request(
         endpoint + "/v1/chat/completions",
         json.dumps(body).encode(),

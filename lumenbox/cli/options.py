@@ -40,7 +40,7 @@ def run_dir_default() -> Path:
 def flag(*names: str, **settings: Any) -> Callable[[Any], Any]:
     """An option of `up`: its environment variable is LUMENBOX_<FLAG>."""
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
-    variable = "LUMENBOX_" + long.removeprefix("--").removeprefix("no-").replace("-", "_").upper()
+    variable = "LUMENBOX_" + long.removeprefix("--").replace("-", "_").upper()
     return click.option(*names, envvar=variable, show_default="default" in settings, **settings)
 
 
@@ -48,6 +48,7 @@ run_dir = click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     default=run_dir_default,
+    envvar="LUMENBOX_RUN_DIR",
     help="Where the box keeps its control socket and logs.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from lumenbox.config import BoxConfig
 from lumenbox.core.state import CheckpointConfig
 from lumenbox.errors import StartupError
 from lumenbox.models import catalogue
+from lumenbox.worker.faults import POINTS
+
+FAULT = re.compile(
+    rf"die_on_text:.+|exit0_at_start:\d+|slow_step:\d+:\d+(\.\d+)?|die_at:({'|'.join(POINTS)})(:\d+){{0,2}}"
+)
+"""A fault that misses its target by a misprint would prove whatever it was to prove."""
 
 
 def resolve(values: dict[str, Any]) -> BoxConfig:
@@ -99,6 +106,6 @@ def _faults(has_key: bool, allowed: bool) -> tuple[str, ...]:
     if specs and has_key and not allowed:
         raise StartupError("LUMENBOX_FAULT is set beside an API key: unset it, or pass --chaos-env")
     for spec in specs:
-        if spec.partition(":")[0] not in ("die_on_text", "exit0_at_start", "die_at", "slow_step"):
-            raise click.UsageError(f"LUMENBOX_FAULT: unknown fault {spec!r}")
+        if not FAULT.fullmatch(spec):
+            raise click.UsageError(f"LUMENBOX_FAULT: no such fault as {spec!r}")
     return specs

@@ -22,19 +22,30 @@ def _load_file(ctx: click.Context) -> None:
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for path in (Path("lumenbox.toml"), config_home / "lumenbox" / "lumenbox.toml"):
         if path.is_file():
-            ctx.default_map = _read_file(path, {p.name for p in ctx.command.params if p.name})
+            ctx.default_map = _read_file(path, _keys(ctx.command.params))
             return
 
 
-def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
+def _keys(params: list[click.Parameter]) -> dict[str, click.Parameter]:
+    """The parameter behind each key: a flag's own name. `detach` is for a command line only: it would detach again."""
+    keys = {option.removeprefix("--").replace("-", "_"): param for param in params for option in param.opts}
+    return {key: param for key, param in keys.items() if param.name != "detach"}
+
+
+def _read_file(path: Path, known: dict[str, click.Parameter]) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path}: {error}") from None
     renamed = {key.replace("-", "_"): value for key, value in values.items()}
-    if unknown := sorted(set(renamed) - known):
+    if unknown := sorted(set(renamed) - set(known)):
         raise click.UsageError(f"{path}: unknown key {unknown[0]!r}")
-    return renamed
+    return {str(known[key].name): _listed(known[key], value) for key, value in renamed.items()}
+
+
+def _listed(param: click.Parameter, value: Any) -> Any:
+    """One value of a flag that may be repeated is a list of one."""
+    return [value] if param.multiple and isinstance(value, str) else value
 
 
 class UpCommand(click.Command):

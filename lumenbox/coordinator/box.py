@@ -44,6 +44,8 @@ log = logging.getLogger("lumenbox")
 CRASH_SIGNALS = {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP,
 }  # fmt: skip
+END_S = 2.0
+"""For a killed process to be gone; no process is left when `up` returns."""
 REFUSALS = {
     "queue_full": (429, "the queue is full; try again later"),
     "loading": (503, "the box is loading; try again shortly"),
@@ -132,12 +134,15 @@ class Box:
         self.journal.roll()
 
     def close(self) -> None:
-        """Kill what is left and give everything back."""
+        """Kill what is left, wait for its end (but not for ever), and give everything back."""
         for handle in self._timers.values():
             handle.cancel()
         for slot in self.slots:
             if slot.link is not None:
                 slot.link.kill()
+        for slot in self.slots:
+            if slot.link is not None:
+                slot.link.await_end(END_S)
             slot.close()
         self.arena.close()
         if self.weight_fd >= 0:
@@ -145,6 +150,7 @@ class Box:
             self.weight_fd = -1
         if hasattr(self, "_fork_server"):
             self._fork_server.close()
+            self._fork_server.await_end(END_S)
         self.journal.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -55,6 +55,7 @@ class ForkServer:
         self._next_token = 0
         self._forked: dict[int, asyncio.Future[Child]] = {}
         self._children: dict[int, Child] = {}
+        self._reaper = threading.Thread(target=self._process.wait, daemon=True)
         self.alive = True
         self.was_warm = False
         self.on_death: Callable[[ForkServer], None] = lambda _: None
@@ -85,9 +86,14 @@ class ForkServer:
         return await answer
 
     def close(self) -> None:
-        """Let it end (it leaves when its socket closes, its children are killed with it), and reap it."""
+        """End it: its children are killed with it."""
         if self.alive:
             self._died(expected=True)
+            self._process.kill()
+
+    def await_end(self, timeout_s: float) -> None:
+        """Block until it is reaped; only for the box's own end."""
+        self._reaper.join(timeout_s)
 
     def _read(self) -> None:
         while self.alive:
@@ -130,6 +136,6 @@ class ForkServer:
         for child in self._children.values():
             if not child.status.done():
                 child.status.set_result(None)
-        threading.Thread(target=self._process.wait, daemon=True).start()
+        self._reaper.start()
         if not expected:
             self.on_death(self)

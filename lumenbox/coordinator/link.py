@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import select
 import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lumenbox.coordinator.forkserver import Child
 from lumenbox.memory import proc, sizing, status
 from lumenbox.wire import frames, stream
+
+if TYPE_CHECKING:
+    from lumenbox.coordinator.monitor import Suspicion
 
 _decode = msgspec.msgpack.Decoder(frames.FromWorker).decode
 _READ_BYTES = 1 << 18
@@ -50,6 +55,8 @@ class WorkerLink:
         self.failure = ""
         self.disturbed = ""
         self.disturbed_at: float | None = None
+        self.suspicion: Suspicion | None = None
+        """The monitor's: what it found when it last saw the worker late."""
         """What chaos or an operator did to it: such a death is no evidence against anyone."""
         self.born = self.last_assign = self.last_heard = time.monotonic()
         self.oom_kills_at_birth = sizing.oom_kills()
@@ -153,6 +160,12 @@ class WorkerLink:
             signal.pidfd_send_signal(self.child.pidfd, signum)
         except ProcessLookupError:
             pass
+
+    def await_end(self, timeout_s: float) -> None:
+        """Block until it is gone; only for the box's own end."""
+        poll = select.poll()
+        poll.register(self.child.pidfd, select.POLLIN)
+        poll.poll(1000 * timeout_s)
 
     async def fenced(self) -> None:
         """Kill it and wait until no thread of it can run user code."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lumenbox.core import events as e
 from lumenbox.core.cost import Shape
-from lumenbox.core.health import deadline_s
+from lumenbox.core.health import CONFIRM_S, deadline_s
+from lumenbox.memory import proc
 from lumenbox.memory.status import Phase, Status
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ PERIOD_S = 0.01
 LATE_S = 0.1
 """A look that comes so late says more about the coordinator than about its workers: sockets are read first."""
 BIRTH_DEADLINE_S = 60.0
+
+
+@dataclass(slots=True, frozen=True)
+class Suspicion:
+    """A worker found late in the phase that began at `since_ns`: when, and how long its threads had waited by then."""
+
+    since_ns: int
+    at: float
+    waited_ns: int
 
 
 async def watch(box: Box) -> None:
@@ -43,8 +54,19 @@ def _look(box: Box, link: WorkerLink) -> None:
     if status is None:
         return
     late = _late_s(box, link, status)
-    if late > 0:
+    if late <= 0:
+        link.suspicion = None
+    elif _is_confirmed(link, status):
         box.tell(e.StepOverdue(time.monotonic(), link.worker, link.incarnation, status.step, late))
+
+
+def _is_confirmed(link: WorkerLink, status: Status) -> bool:
+    """Whether the worker has stood still since it was first found late, though it could have run."""
+    now, waited_ns = time.monotonic(), proc.waited_by_all_ns(link.pid)
+    if link.suspicion is None or link.suspicion.since_ns != status.since_ns:
+        link.suspicion = Suspicion(status.since_ns, now, waited_ns)
+    still_s = now - link.suspicion.at - (waited_ns - link.suspicion.waited_ns) / 1e9
+    return still_s > CONFIRM_S
 
 
 def _late_s(box: Box, link: WorkerLink, status: Status) -> float:

@@ -7,7 +7,10 @@ from statistics import median
 from lumenbox.core.cost import Shape, StepModel
 
 HANG_FACTOR = 3.0
-HANG_GRACE_S = 0.2
+HANG_GRACE_S = 0.1
+CONFIRM_S = 0.1
+"""Beyond its deadline a worker is watched for so long before it counts as hung, and only time in which none of its
+threads waits for a core counts: a step may wait for a helper thread that a busy machine does not let run."""
 UNKNOWN_DEADLINE_S = 60.0
 """For a step larger than any seen: a first long prefill is no hang."""
 GRAY_FACTOR = 4.0

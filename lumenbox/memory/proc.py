@@ -50,6 +50,14 @@ def runs_no_user_code(pid: int) -> bool:
     return all(stat.exiting for stat in task_stats(pid))
 
 
+def waited_by_all_ns(pid: int) -> int:
+    """`waited_ns` summed over the threads that a process has now."""
+    try:
+        return sum(waited_ns(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def waited_ns(pid: int, tid: int) -> int:
     """Time that a thread has spent runnable but waiting for a core; 0 where the kernel does not tell."""
     try:

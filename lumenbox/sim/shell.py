@@ -368,11 +368,8 @@ class Shell:
         endings = {rid: reason for rid, _, reason in report.finished}
         for rid, epoch, drawn in report.tokens:
             self._drawn(slot, step, rid, epoch, drawn, endings.get(rid))
-<<<<<<< HEAD
-=======
         if self.core.checkpoints.are_on:
             self._enter_seals(slot, step)
->>>>>>> i4
         for rid, epoch in report.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
@@ -386,8 +383,6 @@ class Shell:
             for rid, epoch in (*ended, *report.dropped, *step.news.quiet):
                 self.tell(e.SlotsQuiet(now, slot.worker, rid, epoch))
 
-<<<<<<< HEAD
-=======
     def _enter_seals(self, slot: Slot, step: Step) -> None:
         """What the frame tells of KV checkpoints: pages that were sealed, and those that were loaded."""
         now = self.clock.now
@@ -415,7 +410,6 @@ class Shell:
         moved = [rid for rid, *_ in report.tokens] + [rid for rid, _ in report.progress]
         return tuple(slot.mirror.crossings(moved, self.scenario.core.page_size))
 
->>>>>>> i4
     def _drawn(self, slot: Slot, step: Step, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
         gain = self.ledger.extend(rid, epoch, drawn, reason)
         if gain is None:

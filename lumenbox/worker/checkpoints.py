@@ -36,7 +36,8 @@ class KvCheckpoints:
     @property
     def has_news(self) -> bool:
         """Whether a frame is due although no step runs."""
-        return bool(self._news.quiet or self._news.restored or self._preloads)
+        done = self._copier is not None and self._copier.has_done  # its pages are pinned until a frame tells of them
+        return bool(self._news.quiet or self._news.restored or self._preloads or done)
 
     def obey(
         self,
@@ -62,10 +63,14 @@ class KvCheckpoints:
             self._started_copier().submit(Copy(seq.rid, seq.epoch, index, page, seq.slots[index]))
 
     def forget(self, scheduler: BatchScheduler, rid: int) -> None:
-        """The request leaves: no copy of it will be written after this."""
-        if self._copier is not None:
-            scheduler.unpin(copy.page for copy in self._copier.forget(rid))
-            self._faults.at("slots_released")
+        """The request leaves its pages: no copy of it will be written after this."""
+        if self._copier is None:
+            return
+        dropped = self._copier.forget(rid)
+        scheduler.unpin(copy.page for copy in dropped)
+        if dropped and (seq := scheduler.find(rid, dropped[0].epoch)) is not None:
+            seq.num_sealing = min(copy.index for copy in dropped)  # preempted: it seals them when it is back
+        self._faults.at("slots_released")
 
     def cancel_preload(self, rid: int, epoch: int) -> None:
         """The request does not come after all. What was loaded already is prefix cache like any other."""

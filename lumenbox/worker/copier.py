@@ -55,6 +55,11 @@ class Copier:
         """How many more copies may be queued now."""
         return QUEUE_PAGES - len(self._waiting)
 
+    @property
+    def has_done(self) -> bool:
+        """Whether there is something to collect."""
+        return bool(self._done)
+
     def submit(self, copy: Copy) -> None:
         """Queue a copy; its page must stay as it is until the copy is collected or forgotten."""
         with self._change:

@@ -179,7 +179,7 @@ class WorkerLoop:
 
     def _frame(self, shape: Shape, started_ns: int, seconds: float, report: Report) -> frames.Step:
         self._preemptions += len(report.preempted)
-        for rid, _, _ in report.finished:
+        for rid in (*(rid for rid, _, _ in report.finished), *report.preempted):
             self._checkpoints.forget(self._scheduler, rid)
         news = self._checkpoints.collect(self._scheduler)
         pool = self._scheduler.pool

@@ -41,12 +41,12 @@ def state(*workers: Worker) -> CoreState:
 
 def test_a_deadline_is_three_times_the_step_and_some_grace() -> None:
     """10 + 4 + 100 + 2 ms = 0.116 s."""
-    assert deadline_s(model(), 1.0, Shape(4, 100, 2048)) == pytest.approx(3 * 0.116 + 0.2)
+    assert deadline_s(model(), 1.0, Shape(4, 100, 2048)) == pytest.approx(3 * 0.116 + 0.1)
 
 
 def test_a_slow_worker_is_given_its_pace_a_fast_one_no_less() -> None:
-    assert deadline_s(model(), 2.0, Shape(4, 100, 2048)) == pytest.approx(6 * 0.116 + 0.2)
-    assert deadline_s(model(), 0.3, Shape(4, 100, 2048)) == pytest.approx(3 * 0.116 + 0.2)
+    assert deadline_s(model(), 2.0, Shape(4, 100, 2048)) == pytest.approx(6 * 0.116 + 0.1)
+    assert deadline_s(model(), 0.3, Shape(4, 100, 2048)) == pytest.approx(3 * 0.116 + 0.1)
 
 
 @pytest.mark.parametrize("shape", [Shape(17, 0, 0), Shape(0, 1025, 0)])

@@ -48,12 +48,21 @@ def test_a_page_given_back_is_not_taken_before_the_frame_is_sent() -> None:
 def test_an_evicted_page_is_not_taken_before_the_frame_is_sent() -> None:
     pool = PagePool(1)
     pool.seal(*(pool.take(1) or []), chain_hash(b"", [1]))
+    pool.commit()  # the frame that tells of the hash
     pool.give_back([0])
     assert not pool.has_news
     pool.evict_until(1)
     assert (pool.newly_evicted, pool.take(1)) == ([0], None)
     pool.commit()
     assert pool.take(1) == [0]
+
+
+def test_a_page_hashed_and_evicted_between_two_frames_is_told_as_neither() -> None:
+    pool = PagePool(1)
+    pool.seal(*(pool.take(1) or []), b"h")
+    pool.give_back([0])
+    pool.evict_until(1)
+    assert (pool.newly_hashed, pool.newly_evicted) == ([], [])
 
 
 def test_the_first_page_of_a_hash_keeps_it() -> None:
@@ -70,6 +79,7 @@ def test_the_least_recently_used_cached_page_is_evicted_first() -> None:
     pool = PagePool(3)
     for page in pool.take(3) or []:
         pool.seal(page, bytes([page]))
+    pool.commit()
     pool.give_back([2, 0, 1])
     pool.share([2])
     pool.give_back([2])

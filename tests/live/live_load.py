@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from live_boxes import Answer, Body, Box, Clients
+from live_boxes import DEADLINE_S, Answer, Body, Box, Clients, wait_until
 
 POEM = "Name the things that a lighthouse keeper sees in one night, one to a line."
 
@@ -65,3 +66,44 @@ def difference(answer: Answer, wanted: Answer) -> str:
         if got != ids:
             return f"choice {choice}, token {at}: {got[at : at + 5]} for {ids[at : at + 5]}, {len(got)}/{len(ids)}"
     return f"same ids, other {[a for a, b in zip(answer.outcome, wanted.outcome, strict=True) if a != b]}"
+
+
+class Load:
+    """Clients that ask again and again until told to stop; each answer is compared with the failure-free one."""
+
+    def __init__(self, box: Box, bodies: list[Body], expected: list[Answer]) -> None:
+        self._stop = threading.Event()
+        self.answers: list[tuple[Answer, Answer]] = []
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(box, body, wanted), daemon=True)
+            for body, wanted in zip(bodies, expected, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, box: Box, body: Body, wanted: Answer) -> None:
+        try:
+            while not self._stop.is_set():
+                self.answers.append((box.stream(body), wanted))
+        except BaseException as error:  # noqa: BLE001 (told by `end`)
+            self._errors.append(error)
+
+    def running(self, box: Box) -> Load:
+        wait_until(lambda: box.load()["running"] >= 3, "a box under load")
+        return self
+
+    def more(self, count: int) -> Load:
+        """So many answers more."""
+        enough = len(self.answers) + count
+        wait_until(lambda: self._errors or len(self.answers) >= enough, "more answers")
+        return self
+
+    def end(self, *, interrupted: int) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a client hangs"
+        assert not self._errors, self._errors
+        got, wanted = zip(*self.answers, strict=True)
+        assert_unchanged(list(got), list(wanted), interrupted=interrupted)

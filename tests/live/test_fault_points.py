@@ -63,6 +63,20 @@ def test_in_decode_and_while_recovering(bodies: list[Body], expected: list[Answe
         assert_deaths(box, len(deaths))
 
 
+def test_at_every_place_in_a_page(shared_box: Box) -> None:
+    """Each life ends after a page and one token more, so sixteen of them end at every offset in a page."""
+    body = chat(max_tokens=300)
+    wanted = shared_box.stream(body)
+    deaths = [("frame_written", 17)] * 16
+    with running(workers=1, env=faults(deaths)) as box:
+        answer = box.stream(body)
+        assert_unchanged([answer], [wanted])
+        assert answer.recoveries == 16
+        rows = [row for number in range(1, 17) for row in box.report(number)["requests"]]
+        assert {row["tokens_before"] % 16 for row in rows} == set(range(16))
+        assert {row["way"] for row in rows} == {"reattach"}
+
+
 @pytest.mark.parametrize("recovery", ["restart", "box"])
 def test_on_two_workers_that_both_die_again_and_again(
     recovery: str, bodies: list[Body], expected: list[Answer], long_prompts: list[tuple[Body, Answer]]
@@ -83,7 +97,7 @@ def reports(box: Box) -> list[int]:
 
 
 def test_in_the_middle_of_a_character_and_of_a_stop_string(shared_box: Box) -> None:
-    """The frame that opens a character is the last of the first incarnation, one inside the stop string of the second."""
+    """The frame that opens a character is the first incarnation's last, one inside the stop string the second's."""
     body, opened, stop_at, stop = awkward(shared_box)
     wanted = shared_box.stream(body)
     assert wanted.finish == {0: ["stop"]} and stop not in wanted.text[0]

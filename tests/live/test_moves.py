@@ -1,4 +1,4 @@
-"""Drain, resume, restart, upgrade and chaos, through the command line and under load: no stream breaks, none is refused."""
+"""Drain, resume, restart, upgrade and chaos, by command line and under load: no stream breaks, none is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from live_boxes import Answer, Body, Box, Clients, cli, is_alive, running, stat_fields, wait_until
-from live_load import assert_unchanged, chat
+from live_load import Load, assert_unchanged, chat
 
 
 def steer(box: Box, *words: str) -> str:
@@ -19,47 +19,6 @@ def steer(box: Box, *words: str) -> str:
     done = cli(*words, "--run-dir", str(box.run_dir))
     assert done.returncode == 0, (words, done.returncode, done.stderr)
     return done.stdout
-
-
-class Load:
-    """Clients that ask again and again until told to stop; each answer is compared with the failure-free one."""
-
-    def __init__(self, box: Box, bodies: list[Body], expected: list[Answer]) -> None:
-        self._stop = threading.Event()
-        self.answers: list[tuple[Answer, Answer]] = []
-        self._errors: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(box, body, wanted), daemon=True)
-            for body, wanted in zip(bodies, expected, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, box: Box, body: Body, wanted: Answer) -> None:
-        try:
-            while not self._stop.is_set():
-                self.answers.append((box.stream(body), wanted))
-        except BaseException as error:  # noqa: BLE001 (told by `end`)
-            self._errors.append(error)
-
-    def running(self, box: Box) -> Load:
-        wait_until(lambda: box.load()["running"] >= 3, "a box under load")
-        return self
-
-    def more(self, count: int) -> Load:
-        """So many answers more."""
-        enough = len(self.answers) + count
-        wait_until(lambda: self._errors or len(self.answers) >= enough, "more answers")
-        return self
-
-    def end(self, *, interrupted: int) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive(), "a client hangs"
-        assert not self._errors, self._errors
-        got, wanted = zip(*self.answers, strict=True)
-        assert_unchanged(list(got), list(wanted), interrupted=interrupted)
 
 
 @pytest.fixture
@@ -211,7 +170,7 @@ def test_chaos_hang_can_be_cleared_before_it_is_noticed(box: Box) -> None:
 
 
 def test_a_worker_far_slower_than_its_peers_is_replaced(box: Box, bodies: list[Body], expected: list[Answer]) -> None:
-    load = Load(box, bodies[:5] + [chat(max_tokens=200)], [*expected[:5], box.stream(chat(max_tokens=200))])
+    load = Load(box, [*bodies[:5], chat(max_tokens=200)], [*expected[:5], box.stream(chat(max_tokens=200))])
     load.running(box).more(3)
     victim = box.busy()
     assert "stretched 30 times" in steer(box, "chaos", "slow", str(victim["id"]), "--factor", "30")

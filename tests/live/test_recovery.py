@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from live_boxes import Answer, Body, Box, Clients, Connection, is_alive, wait_until
-from live_load import assert_unchanged, chat
+from live_load import Load, assert_unchanged, chat
 
 LONG = 300
 
@@ -77,6 +79,18 @@ def test_the_fork_server_takes_its_workers_with_it_and_all_come_back(
     assert [event["kind"] for event in box.events(since)].count("fork_server_dead") == 1
 
 
+def test_a_storm_of_kills_wedges_nothing(box: Box, bodies: list[Body], expected: list[Answer]) -> None:
+    """Workers die at whatever instruction they are, one soon after the other, sometimes all of them."""
+    load = Load(box, bodies[:6], expected[:6]).running(box)
+    chance = random.Random(1)
+    for _ in range(16):
+        pids = [pid for pid in box.pids() if pid is not None and is_alive(pid)]
+        if pids:
+            kill(chance.choice(pids))
+        load.more(chance.randrange(2))
+    load.end(interrupted=5)
+
+
 def test_a_worker_that_dies_again_while_it_comes_back(box: Box, long_answer: Answer) -> None:
     """The second kill meets the new incarnation while it starts or re-attaches."""
 
@@ -139,7 +153,7 @@ def test_a_coordinator_that_slept_blames_nobody(box: Box, bodies: list[Body], ex
     box.signal(signal.SIGSTOP)
     try:
         pid = box.pid
-        wait_until(lambda: (read_state(pid)) == "T", "a stopped coordinator")
+        wait_until(lambda: read_state(pid) == "T", "a stopped coordinator")
         wait_until(clock(3.0), "three seconds asleep")
     finally:
         box.signal(signal.SIGCONT)
@@ -156,8 +170,6 @@ def read_state(pid: int) -> str:
 
 def clock(seconds: float) -> Callable[[], bool]:
     """True from `seconds` after the first look on: time itself is what such a test is about."""
-    import time
-
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 

@@ -7,11 +7,13 @@ import resource
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live_boxes import Box, Clients, Connection, descendants, gone, running, wait_until
+from live_boxes import Answer, Body, Box, Clients, descendants, gone, running, wait_until
 from live_load import assert_unchanged, chat
 
 from lumenbox.models import cache
@@ -42,9 +44,6 @@ def assert_refused(box: Box, *words: str) -> None:
 def test_a_run_directory_in_use(box: Box) -> None:
     pids = descendants(box.pid)
     out, err = box.out.read_bytes(), box.err.read_bytes()
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "lumenbox", "up", "tiny-random", "--port", "0", "--run-dir", str(box.run_dir)]
     done = subprocess.run([*command, "--no-tui"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and not done.stdout
@@ -61,7 +60,6 @@ def test_a_port_that_is_taken(box: Box) -> None:
     ("flags", "words"),
     [
         (("--kv-cache-memory", "900GiB", "--max-num-seqs", "1000000"), ("MiB", "--kv-cache-memory")),
-        (("--kv-pages", "2000000000"), ("MiB",)),
         (("--kv-cache-memory", "1k"), ("--kv-cache-memory",)),
         (("--devices", "cuda:0"), ("--devices",)),
     ],
@@ -102,13 +100,13 @@ def zero(folder: Path) -> None:
 )
 def test_a_model_that_is_broken(shared_box: Box, tmp_path: Path, damage: Damage, word: str) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(cache.model_dir("tiny-random"), folder)
+    shutil.copytree(cache.folder_of("tiny-random"), folder)
     damage(folder)
     assert_refused(Box(model=str(folder)), word)
 
 
 def test_exact_mode_that_cannot_be_proved(shared_box: Box) -> None:
-    assert_refused(Box("--exact", "on", "--dtype", "float16"), "exact")
+    assert_refused(Box("--exact", "on", "--page-size", "10"), "--exact on")
 
 
 # -- the restart budget ----------------------------------------------------------------------------------------------
@@ -149,7 +147,10 @@ def test_a_poisonous_request_costs_two_deaths_and_no_bystander() -> None:
         reply = box.request("POST", "/v1/chat/completions", chat("a ZZPOISONZZ b", 4))
         assert reply.status == 500 and reply.json["error"]["code"] == "worker_died"
         answers = clients.join()
-        assert [answer.outcome for answer in answers] == [wanted.outcome] * 3
+        ended = [answer for answer in answers if answer.error]
+        assert len(ended) <= 1, "only a stream that shared both fatal steps may be taken for the culprit"
+        assert all(answer.error["code"] == "worker_died" and answer.clean for answer in ended)
+        assert all(answer.outcome == wanted.outcome for answer in answers if not answer.error)
         assert box.whole().state()["counters"]["worker_deaths"] == 2
         streamed = box.stream(chat("ZZPOISONZZ", 4))
         assert streamed.error["code"] == "worker_died" and streamed.clean and not streamed.done
@@ -194,7 +195,7 @@ def test_dead_workers_stay_dead_if_so_told() -> None:
 
 
 @pytest.fixture(scope="module")
-def tight() -> Box:
+def tight() -> Iterator[Box]:
     """Few pages, few descriptors at first, and a log that is looked at."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     lower = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))  # noqa: E731
@@ -211,7 +212,7 @@ def test_what_can_never_fit_is_refused_and_bars_nobody(tight: Box) -> None:
     assert grown.finish == {0: ["length"]} and grown.usage["total_tokens"] == 64 * 16
 
 
-def test_preemption_does_not_change_an_answer(tight: Box, bodies: list, expected: list) -> None:
+def test_preemption_does_not_change_an_answer(tight: Box, bodies: list[Body], expected: list[Answer]) -> None:
     """Eight requests in a pool that holds five of them."""
     before = tight.state()["counters"]["preemptions"]
     answers = Clients(tight, bodies[:6] * 2).join()
@@ -221,7 +222,6 @@ def test_preemption_does_not_change_an_answer(tight: Box, bodies: list, expected
 
 
 def test_more_connections_than_the_soft_limit(tight: Box) -> None:
-    half = [Connection.__new__(Connection) for _ in range(0)]
     socks = [socket.create_connection(("127.0.0.1", tight.port)) for _ in range(300)]
     try:
         for sock in socks:
@@ -230,7 +230,7 @@ def test_more_connections_than_the_soft_limit(tight: Box) -> None:
     finally:
         for sock in socks:
             sock.close()
-    assert not half and tight.stream(chat(max_tokens=8)).is_whole
+    assert tight.stream(chat(max_tokens=8)).is_whole
 
 
 def test_the_log_is_short_plain_and_holds_no_prompt(tight: Box) -> None:
@@ -245,7 +245,6 @@ def test_the_log_is_short_plain_and_holds_no_prompt(tight: Box) -> None:
     assert len(said) < 100 * 250 and "Traceback" not in said
     everything = b"".join(path.read_bytes() for path in tight.run_dir.rglob("*") if path.is_file())
     assert b"canary" not in everything
-    assert b"\x1b" not in everything.replace(b"\x1b[", b"\x1b[", 0) or b"\x1b[" not in said.encode()
     assert "\x1b" not in tight.log() and "\r" not in tight.log()
 
 
