@@ -11,7 +11,8 @@ from live_load import assert_unchanged, chat, together
 
 from lumenbox.worker.faults import POINTS
 
-STEP_POINTS = [point for point in POINTS if not point.startswith("reattach")]
+ELSEWHERE = ("reattach", "copy", "restore", "page_restored", "slots")  # the arena has tests of its own
+STEP_POINTS = [point for point in POINTS if not point.startswith(ELSEWHERE)]
 DECODE_POINTS = [point for point in STEP_POINTS if point != "prefill_chunk_done"]
 REATTACH_POINTS = ["reattach_begun", "reattach_done"]
 LONG_PROMPT = "lamp stone river night paper garden train window cloud bread " * 40
