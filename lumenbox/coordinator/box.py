@@ -226,6 +226,7 @@ class Box:
             case c.ReserveSlots():
                 self._reserve(command)
             case c.DropSlots(worker=worker, req=req, epoch=epoch):
+                self.events.add("checkpoint_evicted", worker=worker, request=f"req-{req}")
                 self._send(worker, frames.Release(req, epoch))
             case c.PreRestore():
                 self._preload(command)

@@ -413,7 +413,9 @@ class Shell:
     def _drawn(self, slot: Slot, step: Step, rid: int, epoch: int, drawn: list[Sampled], reason: str | None) -> None:
         gain = self.ledger.extend(rid, epoch, drawn, reason)
         if gain is None:
-            assert step.started <= self._cancelled_at[rid], f"request {rid} is computed on after it was cancelled"
+            # a restore comes between reading the commands and the step
+            in_time = step.started <= self._cancelled_at[rid] or step.news.restored
+            assert in_time, f"request {rid} is computed on after it was cancelled"
             return
         assert self.core.state.requests[rid].worker == slot.worker, "tokens of one who does not own the request"
         entry = self.ledger.entries[rid]

@@ -89,7 +89,7 @@ def test_on_two_workers_that_both_die_again_and_again(
         assert_unchanged(answers, expected + [wanted for _, wanted in long_prompts], interrupted=4)
         assert box.whole().state()["counters"]["worker_deaths"] >= 4
         ways = {row["way"] for number in reports(box) for row in box.report(number)["requests"]}
-        assert ways <= ({"recompute"} if recovery == "restart" else {"recompute", "reattach"})
+        assert ways <= ({"recompute"} if recovery == "restart" else {"recompute", "restore", "reattach"})
         box.idle()
 
 

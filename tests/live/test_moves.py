@@ -235,7 +235,7 @@ def test_a_report_tells_the_whole_story(box: Box) -> None:
     for name in ("detect_s", "fence_s", "plan_s", "first_token_s", "respawn_s", "recovered_s"):
         assert 0 <= report[name] < 60, name
     (row,) = report["requests"]
-    assert row["way"] in ("reattach", "recompute") and row["from_worker"] == victim[0]["id"]
+    assert row["way"] in ("reattach", "restore", "recompute") and row["from_worker"] == victim[0]["id"]
     assert row["to_worker"] in (0, 1) and row["tokens_before"] >= wanted.usage["prompt_tokens"] + 50
     assert 0 < row["stall_s"] < 60
     assert (report["lost_tokens"], report["duplicated_tokens"], report["failed_requests"]) == (0, 0, 0)

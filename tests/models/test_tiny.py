@@ -33,7 +33,7 @@ def test_folder_is_sound(tiny_dir: Path, tiny_tokenizer: Tokenizer) -> None:
     facts = check(tiny_dir)
     assert (facts.context_length, facts.vocab_size, facts.dtype, facts.layers) == (8192, 512, "F32", 4)
     assert facts.has_chat_template
-    assert set(tiny_tokenizer.eos_ids) == {468, 470}
+    assert set(tiny_tokenizer.eos_ids) == {462, 464}
 
 
 @cache
@@ -53,7 +53,7 @@ def generate(folder: Path, ids: list[int], count: int, seed: int | None = None) 
     torch.manual_seed(seed or 0)
     prompt = torch.tensor([ids])
     out = loaded(folder).generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, pad_token_id=468, **sampled
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, pad_token_id=462, **sampled
     )
     return [int(token) for token in out[0, len(ids) :]]
 

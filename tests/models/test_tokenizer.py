@@ -306,7 +306,7 @@ def test_end_tokens_and_defaults(tiny_dir: Path, tmp_path: Path) -> None:
     generation = {"eos_token_id": [3, 5], "temperature": 0.6, "top_k": 20, "pad_token_id": 1}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     tokenizer = Tokenizer.load(tmp_path)
-    assert set(tokenizer.eos_ids) == {3, 5, 470}
+    assert set(tokenizer.eos_ids) == {3, 5, 464}
     assert tokenizer.generation_defaults == {"temperature": 0.6, "top_k": 20}
 
 
