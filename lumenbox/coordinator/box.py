@@ -108,6 +108,7 @@ class Box:
             max_model_len=config.max_model_len or self.facts.context_length,
             recovery=config.recovery,
             respawn=config.respawn,
+            max_num_seqs=config.max_num_seqs,
             checkpoints=msgspec.structs.replace(config.checkpoints, budget_pages=budget_pages, page_bytes=page_bytes),
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lumenbox.core.routing import predicted_waits_s
 from lumenbox.core.state import CheckpointConfig, CoreState, Worker
 
 # -- how loaded a worker is ----------------------------------------------------------------------------------------
@@ -21,10 +20,14 @@ def load_in_pages(state: CoreState, workers: Sequence[Worker]) -> list[float]:
 
 
 def load_in_seconds(state: CoreState, workers: Sequence[Worker]) -> list[float]:
-    """L(w) = wait_s(w) + lambda * restore_s(w), restore_s = reserved checkpoint bytes on w / bandwidth."""
-    waits = predicted_waits_s(state, workers, 0)
+    """L(w) = wait_s(w) + lambda * restore_s(w), restore_s = reserved checkpoint bytes on w / bandwidth.
+
+    wait_s is the time in its queue: the prefill of what w has not begun with. What w decodes is no queue; counted as
+    one it would outweigh restore_s by far, and the holder with the shortest step would get every page.
+    """
+    per_token = state.model.rates[2]
     per_page = state.config.checkpoints.lam * state.config.checkpoints.page_bytes / state.restore_bytes_s
-    return [wait + per_page * worker.held_pages for wait, worker in zip(waits, workers, strict=True)]
+    return [per_token * worker.backlog_tokens + per_page * worker.held_pages for worker in workers]
 
 
 LOADS: dict[str, Callable[[CoreState, Sequence[Worker]], list[float]]] = {

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from lumenbox.core.cost import FLOOR_S
 from lumenbox.core.state import CoreState, Worker
 
+SEAT_STEPS = 16
+"""Steps that a request is taken to wait for each one too many on a worker that runs as many as it may."""
 LARGEST_PACE = 4.0
 """A worker's slowness counts up to here: more is a matter of health, not of routing."""
 
@@ -14,31 +16,34 @@ LARGEST_PACE = 4.0
 def predicted_waits_s(state: CoreState, workers: Iterable[Worker], tokens: int) -> list[float]:
     """Seconds until a request of `tokens` tokens would have its first token, on each of `workers`.
 
-    Its own prefill and that of what waits before it, one decode step of everyone there, and, where pages are short,
-    the time in which the running ones give enough back (a page each per `page_size` steps, as a coarse guess).
+    Its own prefill and that of what waits before it, one decode step of everyone there, and, where pages or seats are
+    short, the time in which the running ones give enough back (a page each per `page_size` steps, as a coarse guess).
     Plain arithmetic in one loop: every arrival and every placement looks at every worker.
     """
     base, per_decode, per_token, per_context = state.model.rates
-    size = state.config.page_size
+    size, seats = state.config.page_size, state.config.max_num_seqs
     two_steps = 2 * max(FLOOR_S, base) + per_decode + per_token * tokens
     return [
         two_steps
         + per_decode * len(worker.requests)
         + per_context * worker.context_tokens
         + per_token * worker.backlog_tokens
-        if worker.pace <= 1.0 and worker.backlog_tokens + tokens < worker.free_pages * size
+        if worker.pace <= 1.0
+        and worker.backlog_tokens + tokens < worker.free_pages * size
+        and len(worker.requests) < seats
         else _burdened_wait_s(state, worker, tokens)
         for worker in workers
     ]
 
 
 def _burdened_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
-    """The same where pages are short or the worker is slow."""
+    """The same where pages or seats are short, or the worker is slow."""
     base, per_decode, per_token, per_context = state.model.rates
     size, residents, backlog = state.config.page_size, len(worker.requests), worker.backlog_tokens + tokens
     step_s = max(FLOOR_S, base) + per_decode * (residents + 1) + per_context * worker.context_tokens
     missing = max(0, backlog // size + 1 - worker.free_pages)
-    wait_s = max(FLOOR_S, base) + per_token * backlog + step_s * (1 + missing * size / max(1, residents))
+    steps = 1 + missing * size / max(1, residents) + SEAT_STEPS * max(0, residents + 1 - state.config.max_num_seqs)
+    wait_s = max(FLOOR_S, base) + per_token * backlog + step_s * steps
     return wait_s * min(LARGEST_PACE, max(1.0, worker.pace))
 
 

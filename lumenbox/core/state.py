@@ -160,6 +160,8 @@ class CoreConfig(msgspec.Struct, frozen=True):
     recovery: str
     respawn: bool
     checkpoints: CheckpointConfig = CheckpointConfig()
+    max_num_seqs: int = 1 << 30
+    """Requests that a worker runs at a time."""
 
     @property
     def placement(self) -> str:

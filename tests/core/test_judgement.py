@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lumenbox.core.cost import SCALES, Shape, StepModel
@@ -155,3 +156,11 @@ def test_a_half_prefilled_request_reattaches_with_the_rest_to_compute() -> None:
     assert chosen == {1: Way("reattach", 0)}
     chosen = ways("box", worker(0, requests=2), [worker(1)], [Interrupted(1, 3000, 100)])
     assert chosen == {1: Way("recompute", 1)}
+
+
+def test_a_worker_whose_seats_are_taken_is_passed_over() -> None:
+    """Two seats each: w0 has both taken and no backlog, w1 has one free behind a backlog of 5 ms."""
+    box = state(worker(0, requests=2), worker(1, requests=1, backlog=5))
+    box.config = CoreConfig(**{**msgspec.structs.asdict(box.config), "max_num_seqs": 2})
+    heir = least_wait(box, box.workers.values(), 10)
+    assert heir is not None and heir.id == 1

@@ -106,10 +106,10 @@ def test_threshold_spares_a_loaded_holder_unless_the_prefix_is_long() -> None:
 
 
 def test_threshold_in_seconds() -> None:
-    """L(w1) = 0.013 + 0.010 s, below theta: to its holder."""
+    """L(w1) = 0: no queue, nothing held. At or below theta: to its holder; with a theta below any load elsewhere."""
     found = by_threshold(case([worker(1, requests=2), worker(2)], {1: (1, 1)}, theta=0.03, tau=1e9), lost(1))
     assert found == {1: Way("restore", 1)}
-    found = by_threshold(case([worker(1, requests=2), worker(2)], {1: (1, 1)}, theta=0.02, tau=1e9), lost(1))
+    found = by_threshold(case([worker(1, requests=2), worker(2)], {1: (1, 1)}, theta=-1.0, tau=1e9), lost(1))
     assert found == {1: Way("restore", 2)}
 
 
