@@ -33,7 +33,8 @@ async def disturb(box: Box, kind: str, worker: int, call: dict[str, Any]) -> dic
         case "hang":
             _mark(link, kind)
             link.kill(signal.SIGSTOP)
-            evidence = await _shown(link.is_stopped, "stopped")
+            # one that was late already is fenced as soon as it stands still: then it shows as dead
+            evidence = await _shown(lambda: link.is_stopped() or proc.runs_no_user_code(link.pid), "stopped")
         case "slow":
             factor = float(call["factor"])
             _mark(link, kind)
