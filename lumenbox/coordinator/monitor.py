@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lumenbox.core import events as e
 from lumenbox.core.cost import Shape
-from lumenbox.core.health import CONFIRM_S, deadline_s
+from lumenbox.core.health import CONFIRM_S, SPIN_S, deadline_s
 from lumenbox.memory import proc
 from lumenbox.memory.status import Phase, Status
 
@@ -25,11 +25,11 @@ BIRTH_DEADLINE_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class Suspicion:
-    """A worker found late in the phase that began at `since_ns`: when, and how long its threads had waited by then."""
+    """A worker found late in the phase that began at `since_ns`: when, and how active its threads had been by then."""
 
     since_ns: int
     at: float
-    waited_ns: int
+    active_ns: int
 
 
 async def watch(box: Box) -> None:
@@ -56,16 +56,16 @@ def _look(box: Box, link: WorkerLink) -> None:
     late = _late_s(box, link, status)
     if late <= 0:
         link.suspicion = None
-    elif _is_confirmed(link, status):
+    elif late > SPIN_S or _stands_still(link, status):
         box.tell(e.StepOverdue(time.monotonic(), link.worker, link.incarnation, status.step, late))
 
 
-def _is_confirmed(link: WorkerLink, status: Status) -> bool:
-    """Whether the worker has stood still since it was first found late, though it could have run."""
-    now, waited_ns = time.monotonic(), proc.waited_by_all_ns(link.pid)
+def _stands_still(link: WorkerLink, status: Status) -> bool:
+    """Whether no thread of the worker has run, or waited to, for a while since it was first found late."""
+    now, active_ns = time.monotonic(), proc.active_ns(link.pid)
     if link.suspicion is None or link.suspicion.since_ns != status.since_ns:
-        link.suspicion = Suspicion(status.since_ns, now, waited_ns)
-    still_s = now - link.suspicion.at - (waited_ns - link.suspicion.waited_ns) / 1e9
+        link.suspicion = Suspicion(status.since_ns, now, active_ns)
+    still_s = now - link.suspicion.at - (active_ns - link.suspicion.active_ns) / 1e9
     return still_s > CONFIRM_S
 
 

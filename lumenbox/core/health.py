@@ -9,8 +9,10 @@ from lumenbox.core.cost import Shape, StepModel
 HANG_FACTOR = 3.0
 HANG_GRACE_S = 0.1
 CONFIRM_S = 0.1
-"""Beyond its deadline a worker is watched for so long before it counts as hung, and only time in which none of its
-threads waits for a core counts: a step may wait for a helper thread that a busy machine does not let run."""
+"""Beyond its deadline a worker is watched for so long before it counts as hung, and only time counts in which no
+thread of it runs or waits for a core: a step may wait for a helper thread that a busy machine does not let run."""
+SPIN_S = 5.0
+"""One that is that far beyond its deadline counts as hung although it runs."""
 UNKNOWN_DEADLINE_S = 60.0
 """For a step larger than any seen: a first long prefill is no hang."""
 GRAY_FACTOR = 4.0

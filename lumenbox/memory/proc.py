@@ -50,12 +50,17 @@ def runs_no_user_code(pid: int) -> bool:
     return all(stat.exiting for stat in task_stats(pid))
 
 
-def waited_by_all_ns(pid: int) -> int:
-    """`waited_ns` summed over the threads that a process has now."""
+def active_ns(pid: int) -> int:
+    """Time that the threads which a process has now have spent on a core or waiting for one, summed."""
+    total = 0
     try:
-        return sum(waited_ns(pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{tid}/schedstat", "rb") as file:
+                ran, waited, _ = file.read().split()
+            total += int(ran) + int(waited)
+    except (OSError, ValueError):
+        pass  # a thread, or the process, is gone; or the kernel does not tell
+    return total
 
 
 def waited_ns(pid: int, tid: int) -> int:

@@ -13,6 +13,8 @@ from lumenbox.wire import frames
 from lumenbox.worker.copier import Copier, Copy
 from lumenbox.worker.faults import Faults
 
+RESTORE_SLICE_S = 0.02
+
 
 @dataclass(slots=True)
 class News:
@@ -85,14 +87,20 @@ class KvCheckpoints:
                 news.sealed.append((done.copy.rid, done.copy.epoch, done.copy.index, done.crc))
         return news
 
-    def restore_one(self, scheduler: BatchScheduler) -> None:
-        """Load the pages of one request, the shortest first; copies to the arena do not start meanwhile."""
+    def restore_some(self, scheduler: BatchScheduler) -> None:
+        """Load the pages of requests that wait for them, for about as long as the running ones can be kept waiting."""
+        until = time.monotonic() + RESTORE_SLICE_S
+        while self._restore_one(scheduler) and time.monotonic() < until:
+            pass
+
+    def _restore_one(self, scheduler: BatchScheduler) -> bool:
+        """Load the pages of one request, the shortest first; whether there was one that could be loaded."""
         seq = self._preloads[0] if self._preloads else scheduler.next_restore()
         if seq is None:
-            return
+            return False
         restore = scheduler.begin_restore(seq)
         if restore is None and not self._preloads:
-            return
+            return False
         started = time.monotonic()
         self._faults.at("restore_begun")
         good = self._load(restore) if restore else 0
@@ -102,6 +110,7 @@ class KvCheckpoints:
         self._faults.at("restore_done")
         if self._preloads:
             self._preloads.popleft()
+        return True
 
     def _load(self, restore: Restore) -> int:
         """Read pages until one's checksum fails in every replica; returns how many are good."""

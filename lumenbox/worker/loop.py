@@ -103,7 +103,7 @@ class WorkerLoop:
                 self._obey(command)
             if self._stopping:
                 return 0
-            self._checkpoints.restore_one(self._scheduler)
+            self._checkpoints.restore_some(self._scheduler)
             self._advance()
             idle = self._scheduler.idle and not self._scheduler.has_news and not self._checkpoints.has_news
             if idle:
