@@ -36,6 +36,7 @@ from lumenbox.core.state import CoreConfig, WorkerPhase
 from lumenbox.errors import LumenboxError, RequestError
 from lumenbox.journal import Journal
 from lumenbox.memory.layout import LoadReport
+from lumenbox.memory.status import Phase
 from lumenbox.models.facts import ModelFacts
 from lumenbox.wire import frames
 
@@ -445,11 +446,13 @@ class Box:
             failed = link.disturbed_at
         elif (status := link.status()) is not None and status.since_ns:
             failed = min(noticed, max(status.since_ns / 1e9, link.born))  # its last sign of life
-        stopped, found = link.is_stopped(), link.exit_status()
+        status = link.status()
+        innocent = link.is_stopped() or (status is not None and status.phase != Phase.COMPUTE)
+        found = link.exit_status()
         await link.fenced()
         link.read_out()
         fenced = time.monotonic()
-        cause, own_making = await self._judge(link, command.cause, stopped, found)
+        cause, own_making = await self._judge(link, command.cause, innocent, found)
         if slot.device_lost:
             cause, own_making = "device_lost", False
         slot.link = None
@@ -457,9 +460,10 @@ class Box:
         self._tell_recovery(slot, plan, (noticed, failed, fenced))
         link.close()
 
-    async def _judge(self, link: WorkerLink, cause: str, stopped: bool, found: int | None) -> tuple[str, bool]:
+    async def _judge(self, link: WorkerLink, cause: str, innocent: bool, found: int | None) -> tuple[str, bool]:
         """The cause for the report, and whether the death speaks against the worker or its requests.
 
+        A hang is `innocent` if a stop signal holds the worker, or if it came to a stand between two steps.
         `found` is the exit status of a worker that was dying already when it was to be fenced for another cause.
         """
         if found is not None and (found >= 0 or -found in CRASH_SIGNALS) and not link.disturbed:
@@ -467,7 +471,7 @@ class Box:
         if cause in PLANNED_CAUSES or cause == "slow":
             return cause, False
         if cause == "hang":
-            return cause, not (stopped or link.disturbed)
+            return cause, not (innocent or link.disturbed)
         status = link.exit_status()
         if status is None:
             done, _ = await asyncio.wait([link.child.status], timeout=1.0)

@@ -30,6 +30,7 @@ class Suspicion:
     since_ns: int
     at: float
     active_ns: int
+    stolen_s: list[float]
 
 
 async def watch(box: Box) -> None:
@@ -61,12 +62,14 @@ def _look(box: Box, link: WorkerLink) -> None:
 
 
 def _stands_still(link: WorkerLink, status: Status) -> bool:
-    """Whether no thread of the worker has run, or waited to, for a while since it was first found late."""
-    now, active_ns = time.monotonic(), proc.active_ns(link.pid)
+    """Whether no thread of the worker has run, or waited to, for a while since it was first found late. What the
+    hypervisor took of a core meanwhile may have been the worker's."""
+    now, active_ns, stolen_s = time.monotonic(), proc.active_ns(link.pid), proc.stolen_s()
     if link.suspicion is None or link.suspicion.since_ns != status.since_ns:
-        link.suspicion = Suspicion(status.since_ns, now, active_ns)
-    still_s = now - link.suspicion.at - (active_ns - link.suspicion.active_ns) / 1e9
-    return still_s > CONFIRM_S
+        link.suspicion = Suspicion(status.since_ns, now, active_ns, stolen_s)
+    found = link.suspicion
+    taken_s = max((b - a for a, b in zip(found.stolen_s, stolen_s, strict=False)), default=0.0)
+    return now - found.at - (active_ns - found.active_ns) / 1e9 - taken_s > CONFIRM_S
 
 
 def _late_s(box: Box, link: WorkerLink, status: Status) -> float:

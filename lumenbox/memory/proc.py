@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 
 PF_EXITING = 0x4
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STATE, _FLAGS, _EXIT_CODE = 0, 6, 49  # positions after the command name, which may hold spaces
 
 
@@ -61,6 +62,13 @@ def active_ns(pid: int) -> int:
     except (OSError, ValueError):
         pass  # a thread, or the process, is gone; or the kernel does not tell
     return total
+
+
+def stolen_s() -> list[float]:
+    """Time that a hypervisor has kept each core from us (the steal column of /proc/stat): nobody here can use it."""
+    with open("/proc/stat", "rb") as file:
+        cores = [line.split() for line in file if line.startswith(b"cpu") and not line.startswith(b"cpu ")]
+    return [int(core[8]) / _TICKS_PER_S for core in cores]
 
 
 def waited_ns(pid: int, tid: int) -> int:

@@ -207,7 +207,7 @@ def test_what_cannot_be_done_is_said_in_one_line(box: Box, words: tuple[str, ...
 
 
 def test_slow_step_makes_a_worker_gray_from_the_start(expected: list[Answer], bodies: list[Body]) -> None:
-    with running(env={"LUMENBOX_FAULT": "slow_step:1:25"}) as box:
+    with running(env={"LUMENBOX_FAULT": "slow_step:1:8"}) as box:
         load = Load(box, bodies, expected).running(box)
         wait_until(lambda: box.worker(1)["incarnation"] > 1, "the end of the slow one")
         load.end(interrupted=1)
