@@ -22,7 +22,7 @@ import uvloop
 from lumenbox.api import server as api_server
 from lumenbox.api.app import make_app
 from lumenbox.api.limits import DEFAULT_LIMITS
-from lumenbox.cli.console import progress_on_stderr
+from lumenbox.cli.models import progress_on_stderr
 from lumenbox.config import BoxConfig
 from lumenbox.coordinator import monitor, verbs
 from lumenbox.coordinator.births import open_log
