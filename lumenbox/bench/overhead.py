@@ -1,7 +1,10 @@
 """`lumenbox bench overhead`: CPU time per token of a whole box, with some flags and without, in pairs of one run.
 
-CPU time of all processes of the box, from /proc, so that what else the machine does matters little; pairs in the order
-A B, B A, A B, … so that a drift of the machine cancels out; the interval is Student's over the pairs' ratios.
+CPU time of all processes of a box, from /proc, so that waiting does not count. Both boxes do the same work at the same
+time: on a shared machine the same work costs up to a fifth more CPU time from one moment to the next (measured here:
+turns of 20 s each gave ratios from 0.91 to 1.22), and so the bad moments are the same for both. Cores are not equal
+either (one run's workers kept theirs, and the interval lay 7 % off): each box's workers have half of them, and swap in
+the middle of a pair. The interval is Student's over the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -42,25 +45,47 @@ def _compare(model: str, workers: int, streams: int, pairs: int, flags: str, ver
         boxes.running(model, *common, *flags.split()) as ours,
         boxes.running(model, *common, *versus.split()) as theirs,
     ):
-        for box in (ours, theirs):
-            _cpu_us_per_token(box, streams, phase, -1)  # warm: caches, lazy imports, the step model
+        _cpu_us_per_token(ours, theirs, streams, phase, -1)  # warms up: caches, lazy imports, the step model
         for number in range(pairs):
-            order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
-            cost = {box.pid: _cpu_us_per_token(box, streams, phase, number) for box in order}
-            ratios.append(cost[ours.pid] / cost[theirs.pid])
-            costs.append(cost[ours.pid])
+            cost, other = _cpu_us_per_token(ours, theirs, streams, phase, number)
+            ratios.append(cost / other)
+            costs.append(cost)
     mean, half = interval_95(ratios)
     return {
         "pairs": pairs,
         "cpu_us_per_token": round(statistics.median(costs), 1),
         "ratio": round(mean, 4),
         "ci95": round(half, 4),
+        "ratios": [round(ratio, 4) for ratio in ratios],
     }
 
 
-def _cpu_us_per_token(box: boxes.Box, streams: int, phase: str, number: int) -> float:
+def _cpu_us_per_token(ours: boxes.Box, theirs: boxes.Box, streams: int, phase: str, number: int) -> tuple[float, float]:
+    """Of each, both under the same load; half of it on the one half of the cores, half on the other."""
+    cores = sorted(os.sched_getaffinity(0))
+    halves = (cores[: len(cores) // 2] or cores, cores[len(cores) // 2 :])
+    costs = [0.0, 0.0]
+    for turn in range(2):
+        _bind(ours, halves[turn])
+        _bind(theirs, halves[1 - turn])
+        for place, cost in enumerate(asyncio.run(_side_by_side((ours, theirs), streams, phase, 2 * number + turn))):
+            costs[place] += cost / 2
+    return costs[0], costs[1]
+
+
+def _bind(box: boxes.Box, cores: list[int]) -> None:
+    for pid in descendants(box.pid):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+
+async def _side_by_side(pair: tuple[boxes.Box, boxes.Box], streams: int, phase: str, number: int) -> list[float]:
+    return await asyncio.gather(*(_of_one(box, streams, phase, number) for box in pair))
+
+
+async def _of_one(box: boxes.Box, streams: int, phase: str, number: int) -> float:
     before = _cpu_s(box.pid)
-    tokens = asyncio.run(_load(box, streams, phase, number))
+    tokens = await _load(box, streams, phase, number)
     return 1e6 * (_cpu_s(box.pid) - before) / tokens
 
 

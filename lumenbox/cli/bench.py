@@ -139,9 +139,9 @@ def core(workers: int, interrupted: int, as_json: bool) -> None:
 
 @bench.command()
 @click.option("--model", default="tiny-random", show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--streams", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--pairs", type=click.IntRange(2, 10), default=6, show_default=True)
+@click.option("--pairs", type=click.IntRange(2, 200), default=20, show_default=True)
 @click.option("--flags", default="", help="Flags of the box that is measured.")
 @click.option("--versus", default="--placement none", show_default=True, help="Flags of the box it is compared with.")
 @options.as_json
