@@ -78,23 +78,32 @@ class StepModel(msgspec.Struct):
             and shape.prefill_tokens <= 2 * self.largest_prefill
         )
 
-    def observe(self, shape: Shaped, seconds: float) -> None:
-        """Learn from a finished step. Written out, without loops: it is most of what a step costs the core."""
-        x, y, z = shape.decodes / DECODES, shape.prefill_tokens / PREFILL, shape.context_tokens / CONTEXT
+    def observe(self, shape: Shaped, seconds: float) -> float | None:
+        """Learn from a finished step; returns what it was predicted to take, None if nothing like it was known.
+
+        Written out, without calls: it is most of what a step costs the core.
+        """
+        decodes, prefill = shape.decodes, shape.prefill_tokens
+        x, y, z = decodes / DECODES, prefill / PREFILL, shape.context_tokens / CONTEXT
         a, b, c, d = self.coefficients
-        predicted = a + b * x + c * y + d * z
-        seconds = seconds if seconds > FLOOR_S else FLOOR_S  # without the wait for a core it may come out negative
-        if self.observed >= FIRST_OBSERVATIONS:
-            most = SURPRISE * (predicted if predicted > FLOOR_S else FLOOR_S)
-            seconds = seconds if seconds < most else most
-        small = SHARE_OF_SMALL * max(a, b, c, d)
+        error = a + b * x + c * y + d * z
+        predicted = error if error > FLOOR_S else FLOOR_S
+        error = (seconds if seconds > FLOOR_S else FLOOR_S) - error  # less the wait for a core it may come out negative
+        known = self.observed >= FIRST_OBSERVATIONS
+        if known and error > (SURPRISE - 1) * predicted:
+            error = (SURPRISE - 1) * predicted
+        small = a if a > b else b
+        small = SHARE_OF_SMALL * (small if small > c and small > d else c if c > d else d)
         of_a, of_b, of_c, of_d = a + small, (b + small) * x, (c + small) * y, (d + small) * z
-        step = RATE * (seconds - predicted) / (of_a + of_b * x + of_c * y + of_d * z)
-        moved = [a + step * of_a, b + step * of_b, c + step * of_c, d + step * of_d]
-        self.coefficients = moved if min(moved) >= 0.0 else [max(0.0, value) for value in moved]
+        step = RATE * error / (of_a + of_b * x + of_c * y + of_d * z)
+        a, b, c, d = a + step * of_a, b + step * of_b, c + step * of_c, d + step * of_d
+        self.coefficients = [a if a > 0 else 0.0, b if b > 0 else 0.0, c if c > 0 else 0.0, d if d > 0 else 0.0]
         self.observed += 1
-        self.largest_decodes = max(self.largest_decodes, shape.decodes)
-        self.largest_prefill = max(self.largest_prefill, shape.prefill_tokens)
+        if decodes > self.largest_decodes or prefill > self.largest_prefill:
+            known = known and decodes <= 2 * self.largest_decodes and prefill <= 2 * self.largest_prefill
+            self.largest_decodes = max(self.largest_decodes, decodes)
+            self.largest_prefill = max(self.largest_prefill, prefill)
+        return predicted if known else None
 
     def prefill_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
         """Prefill tokens that fit beside the decodes into a step of `seconds`."""

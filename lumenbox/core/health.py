@@ -32,7 +32,8 @@ def deadline_s(model: StepModel, pace: float, shape: Shape) -> float:
 def next_pace(pace: float, seconds: float, predicted_s: float) -> float:
     """A worker's pace is how its steps compare with the box's model of them, smoothed; 1 is as predicted."""
     low, high = PACE_BOUNDS
-    return pace + PACE_WEIGHT * (min(high, max(low, seconds / predicted_s)) - pace)
+    now = seconds / predicted_s
+    return pace + PACE_WEIGHT * ((low if now < low else high if now > high else now) - pace)
 
 
 def is_gray(pace: float, peers: list[float]) -> bool:

@@ -242,20 +242,22 @@ class Core:
     def _learn(self, worker: Worker, step: e.StepCommitted) -> None:
         """Keep the step model and the worker's pace; a worker far slower than its peers for long is replaced."""
         model = self.state.model
-        if model.knows(step):
-            worker.pace = health.next_pace(worker.pace, step.seconds, model.seconds(step))
-        if not self._is_gray(worker):
-            model.observe(step, step.seconds)  # the model must not take a gray worker's slowness for the law
-            worker.gray_steps -= worker.gray_steps > 0
-            return
-        worker.gray_steps += 1
-        if worker.gray_steps >= health.GRAY_STEPS:
-            self._suspect(worker, "slow")
+        if worker.pace > health.GRAY_FACTOR and self._is_gray(worker):
+            # the model must not take a gray worker's slowness for the law
+            predicted = model.seconds(step) if model.knows(step) else None
+            worker.gray_steps += 1
+            if worker.gray_steps >= health.GRAY_STEPS:
+                self._suspect(worker, "slow")
+        else:
+            predicted = model.observe(step, step.seconds)
+            if worker.gray_steps:
+                worker.gray_steps -= 1
+        if predicted is not None:
+            worker.pace = health.next_pace(worker.pace, step.seconds, predicted)
 
     def _is_gray(self, worker: Worker) -> bool:
-        if worker.pace <= health.GRAY_FACTOR or worker.phase not in SERVING:
-            return False  # without a look at the others: every step asks
-        return health.is_gray(worker.pace, [w.pace for w in self._serving() if w.id != worker.id])
+        peers = [w.pace for w in self._serving() if w.id != worker.id]
+        return worker.phase in SERVING and health.is_gray(worker.pace, peers)
 
     def _ready(self, event: e.WorkerReady) -> None:
         worker = self.state.workers[event.worker]

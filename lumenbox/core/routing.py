@@ -24,13 +24,11 @@ def predicted_waits_s(state: CoreState, workers: Iterable[Worker], tokens: int) 
     size, seats = state.config.page_size, state.config.max_num_seqs
     two_steps = 2 * max(FLOOR_S, base) + per_decode + per_token * tokens
     return [
-        two_steps
-        + per_decode * len(worker.requests)
-        + per_context * worker.context_tokens
-        + per_token * worker.backlog_tokens
-        if worker.pace <= 1.0
-        and worker.backlog_tokens + tokens < worker.free_pages * size
-        and len(worker.requests) < seats
+        (two_steps + per_decode * residents + per_context * worker.context_tokens + per_token * backlog)
+        * (pace if pace > 1.0 else 1.0)
+        if (residents := len(worker.requests)) < seats
+        and (backlog := worker.backlog_tokens) + tokens < worker.free_pages * size
+        and (pace := worker.pace) <= LARGEST_PACE
         else _burdened_wait_s(state, worker, tokens)
         for worker in workers
     ]
