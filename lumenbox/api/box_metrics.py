@@ -50,9 +50,11 @@ def box_metrics(model: str, state: dict[str, Any]) -> Iterator[Metric]:
     yield counter("vllm:num_preemptions", "Requests put back.", model, counters.get("preemptions", 0))
     yield worker_states(model, workers)
     checkpoint, assist = state["checkpoint"], state["assist"]
-    yield gauge("lumenbox:checkpoint_coverage", "Share of full pages sealed.", model, checkpoint["coverage"])
+    yield gauge("lumenbox:checkpoint_coverage", "Share of requests with sealed pages.", model, checkpoint["coverage"])
     yield gauge("lumenbox:checkpoint_lag_tokens", "Tokens not sealed yet.", model, checkpoint["lag_tokens"])
-    yield gauge("lumenbox:holder_load_balance", "Least to most loaded holder.", model, checkpoint["holder_balance"])
+    yield gauge("lumenbox:holder_load_balance", "Most held pages to fewest.", model, checkpoint["holder_balance"])
+    yield counter("lumenbox:checkpoint_evictions", "Checkpoints evicted.", model, checkpoint["evictions"])
+    yield from holder_metrics(model, workers)
     yield gauge("lumenbox:assist_acceptance", "Share of drafts accepted.", model, assist["acceptance"] or 0)
 
 
@@ -69,6 +71,23 @@ def per_worker(name: str, text: str, model: str, workers: Sequence[dict[str, Any
     for worker in workers:
         family.add_metric([model, str(worker["id"])], worker[key])
     return family
+
+
+def holder_metrics(model: str, workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:
+    """What each worker holds for others, and what was written and read of it."""
+    yield per_worker("lumenbox:holder_pages", "Pages on its budget.", model, workers, "arena_pages")
+    yield per_worker("lumenbox:holder_budget_pages", "Its budget.", model, workers, "arena_budget_pages")
+    yield per_worker("lumenbox:holder_bytes", "Bytes on its budget.", model, workers, "arena_bytes")
+    yield per_worker("lumenbox:holder_sealed_bytes_per_second", "Written to it.", model, workers, "sealed_bytes_s")
+    for name, text, key in (
+        ("lumenbox:holder_sealed_bytes", "Bytes written to it.", "sealed_bytes"),
+        ("lumenbox:holder_restored_bytes", "Bytes loaded from it.", "restored_bytes"),
+        ("lumenbox:holder_restore_seconds", "What loading them took.", "restore_s"),
+    ):
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        for worker in workers:
+            family.add_metric([model, str(worker["id"])], worker[key])
+        yield family
 
 
 def cache_usage(model: str, workers: Sequence[dict[str, Any]]) -> GaugeMetricFamily:

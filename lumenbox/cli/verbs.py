@@ -44,6 +44,7 @@ def _print_status(document: dict[str, Any]) -> None:
     click.echo("  ".join(f"{name} {requests[name]}" for name in ("running", "waiting", "finished", "failed")))
     click.echo(
         f"{'worker':>6}  {'state':<12}{'pid':>8}{'running':>9}{'waiting':>9}{'pages used/total':>18}{'tok/s':>8}"
+        f"{'holds MB':>10}{'MB/s':>8}"
     )
     for row in document["workers"]:
         pages = f"{row['pages_used']}/{row['pages_total']}"
@@ -51,7 +52,13 @@ def _print_status(document: dict[str, Any]) -> None:
         click.echo(
             f"{row['id']:>6}  {row['state']:<12}{pid:>8}{row['running']:>9}{row['waiting']:>9}"
             f"{pages:>18}{row['tokens_per_s']:>8}"
+            f"{row['arena_bytes'] / 1e6:>10.1f}{row['sealed_bytes_s'] / 1e6:>8.1f}"
         )
+    checkpoint = document["checkpoint"]
+    click.echo(
+        f"KV checkpoints: {checkpoint['coverage']:.0%} of running requests, {checkpoint['lag_tokens']} tokens behind,"
+        f" fullest to emptiest holder {checkpoint['holder_balance']}, {checkpoint['evictions']} evicted"
+    )
 
 
 @click.command()
@@ -134,6 +141,9 @@ def _print_report(document: dict[str, Any]) -> None:
     for name in ("detect_s", "fence_s", "plan_s", "first_token_s", "respawn_s", "recovered_s"):
         if document[name] is not None:
             click.echo(f"  {name.removesuffix('_s'):<12}{1000 * document[name]:9.1f} ms")
+    if document["restored_bytes"]:
+        megabytes, rate = document["restored_bytes"] / 1e6, (document["restore_bytes_s"] or 0) / 1e6
+        click.echo(f"  restored    {megabytes:9.1f} MB at {rate:.0f} MB/s")
     for row in document["requests"]:
         stall = "still waiting" if row["stall_s"] is None else f"stall {1000 * row['stall_s']:.0f} ms"
         click.echo(

@@ -228,7 +228,9 @@ class Box:
             case c.ReserveSlots():
                 self._reserve(command)
             case c.DropSlots(worker=worker, req=req, epoch=epoch):
-                self.events.add("checkpoint_evicted", worker=worker, request=f"req-{req}")
+                if command.holders:
+                    told = {"request": f"req-{req}", "holders": command.holders, "pages": command.pages}
+                    self.events.add("checkpoint_evicted", worker=worker, **told)
                 self._send(worker, frames.Release(req, epoch))
             case c.PreRestore():
                 self._preload(command)
@@ -353,10 +355,13 @@ class Box:
         slot.mirror.apply(step)
         for rid, epoch, cached in step.admitted:
             self._admitted(now, slot.worker, rid, epoch, cached)
+        if step.restored:  # before the first token after it, which closes what is told of its recovery
+            self._enter_restores(slot, step)
         endings = {rid: reason for rid, _, reason in step.finished}
         for rid, epoch, drawn in step.tokens:
             self._drawn(now, slot, rid, epoch, drawn, endings.get(rid))
-        self._enter_seals(slot, step)
+        if step.sealed:
+            self._enter_seals(slot, step)
         for rid, epoch in step.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
@@ -364,26 +369,39 @@ class Box:
             shape = (step.decodes, step.prefill_tokens, step.context_tokens)
             counted = (*shape, step.seconds, step.free_pages, self._crossings(slot, step))
             self.tell(e.StepCommitted(now, slot.worker, link.incarnation, step.step, *counted))
-            slot.drew(now, len(step.tokens))
+            slot.drawn.add(len(step.tokens), now)
         self._tell_quiet(now, slot, step)
 
     def _enter_seals(self, slot: Slot, step: frames.Step) -> None:
-        """What the frame tells of KV checkpoints: pages that were sealed, and those that were loaded."""
-        if not self.arena.num_slots:
-            return
+        """Pages that were sealed: they exist from now on."""
         now = time.monotonic()
+        page_bytes = self.core.state.config.checkpoints.page_bytes
         marks: dict[tuple[int, int], int] = {}
         for rid, epoch, index, crc in step.sealed:
             entry = self.ledger.entries.get(rid)
             if entry is not None and entry.epoch == epoch and index < len(entry.slots):
                 self.arena.enter(entry.slots[index], crc, slot.pool_identity)
                 marks[rid, epoch] = index + 1
+                for holder in self._holders(rid):
+                    holder.sealed.add(page_bytes, now)
         if marks:
             sealed = tuple((rid, epoch, mark) for (rid, epoch), mark in marks.items())
             self.tell(e.PagesSealed(now, slot.worker, sealed))
+
+    def _enter_restores(self, slot: Slot, step: frames.Step) -> None:
+        """Requests whose pages were loaded. The first holder's replica is read as long as it is good."""
+        now = time.monotonic()
         for rid, epoch, pages, count, seconds in step.restored:
-            self.recoveries.restored(rid, pages * self.config.page_size, seconds)
+            self.recoveries.restored(rid, pages * self.config.page_size, count, seconds)
+            for holder in self._holders(rid)[:1]:
+                holder.restored_bytes += count
+                holder.restoring_s += seconds
             self.tell(e.RestoreDone(now, slot.worker, rid, epoch, pages, count, seconds))
+
+    def _holders(self, rid: int) -> list[Slot]:
+        """On whose budgets a request's KV checkpoint is."""
+        checkpoint = self.core.state.arena.checkpoints.get(rid)
+        return [self.slots[holder] for holder in checkpoint.holders] if checkpoint is not None else []
 
     def _crossings(self, slot: Slot, step: frames.Step) -> tuple[tuple[int, int], ...]:
         """Requests that completed a page in this step: they need room in the arena for the next."""
@@ -456,8 +474,9 @@ class Box:
         if slot.device_lost:
             cause, own_making = "device_lost", False
         slot.link = None
+        covered = documents.checkpoints(self)
         plan = self._settle(slot, command, cause, own_making)
-        self._tell_recovery(slot, plan, (noticed, failed, fenced))
+        self._tell_recovery(slot, plan, (noticed, failed, fenced), covered)
         link.close()
 
     async def _judge(self, link: WorkerLink, cause: str, innocent: bool, found: int | None) -> tuple[str, bool]:
@@ -496,16 +515,18 @@ class Box:
         answer = self.tell(event)
         return next(command for command in answer if isinstance(command, c.Planned))
 
-    def _tell_recovery(self, slot: Slot, plan: c.Planned, times: tuple[float, float, float]) -> None:
-        report = self.recoveries.open(plan, *times)
+    def _tell_recovery(
+        self, slot: Slot, plan: c.Planned, times: tuple[float, float, float], covered: dict[str, Any]
+    ) -> None:
+        report = self.recoveries.open(plan, *times, covered)
         for rid, way, heir in plan.ways:
             entry = self.ledger.entries.get(rid)
             if entry is not None:
                 kept = self._kept_tokens(slot, entry, way)
-                report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept)
-        self.events.add(
-            "recovery", worker=plan.worker, cause=plan.cause, report=report.document["id"], requests=len(plan.ways)
-        )
+                holders = [holder.worker for holder in self._holders(rid)]
+                report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept, holders)
+        told = {"report": report.document["id"], "requests": len(plan.ways), "ways": report.ways, "checkpoint": covered}
+        self.events.add("recovery", worker=plan.worker, cause=plan.cause, **told)
         log.info("worker %d lost (%s): %d requests go on", plan.worker, plan.cause, len(plan.ways))
 
     def _kept_tokens(self, slot: Slot, entry: Entry, way: str) -> int:
@@ -525,9 +546,9 @@ class Box:
         slot.birth.add_done_callback(lambda _: setattr(slot, "birth", None))
 
     async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
+        """Start an incarnation; what goes wrong before it is ready is told like any other death."""
         assert self.report is not None
         slot.pool_identity = self.report.identity
-        """Start an incarnation; what goes wrong before it is ready is told like any other death."""
         while not self.ended.done():
             try:
                 await births.give_birth(self, slot, incarnation, keep_pool, self._fork_server)

@@ -44,7 +44,7 @@ def state(box: Box) -> dict[str, Any]:
             "finished": box.counters["finished"],
             "failed": box.counters["failed"],
         },
-        "checkpoint": _checkpoints(box),
+        "checkpoint": checkpoints(box),
         "assist": {"active": 0, "acceptance": None},
     }
 
@@ -61,7 +61,8 @@ def box_state(box: Box) -> str:
     return "dead" if box.core.state.has_served else "loading"
 
 
-def _checkpoints(box: Box) -> dict[str, Any]:
+def checkpoints(box: Box) -> dict[str, Any]:
+    """How well requests are covered now (EVALUATION §3), for status and for the report of a recovery."""
     state = box.core.state
     computed = {rid: tokens for slot in box.slots for rid, tokens in slot.mirror.computed.items()}
     balance = coverage.holder_balance(state)
@@ -77,8 +78,8 @@ def _checkpoints(box: Box) -> dict[str, Any]:
 
 def _worker(box: Box, slot: Slot) -> dict[str, Any]:
     worker: Worker = box.core.state.workers[slot.worker]
-    step = slot.last_step
-    busy = bool(worker.requests)
+    step, now = slot.last_step, time.monotonic()
+    budget_pages = box.core.state.config.checkpoints.budget_pages
     return {
         "id": slot.worker,
         "state": worker.phase.value,
@@ -92,8 +93,14 @@ def _worker(box: Box, slot: Slot) -> dict[str, Any]:
         "pages_total": worker.pages,
         "restarts": worker.restarts,
         "arena_pages": worker.held_pages,
-        "arena_budget_pages": box.core.state.config.checkpoints.budget_pages,
+        "arena_budget_pages": budget_pages,
+        "arena_bytes": worker.held_pages * box.core.state.config.checkpoints.page_bytes,
+        "sealed_bytes": slot.sealed.total,
+        "sealed_bytes_s": round(slot.sealed.per_s(now)),
+        "restored_bytes": slot.restored_bytes,
+        "restore_s": round(slot.restoring_s, 6),
+        "restore_bytes_s": round(slot.restored_bytes / slot.restoring_s) if slot.restoring_s else None,
         "step_ms": round(1000 * step.seconds, 3) if step else 0.0,
-        "tokens": slot.tokens,
-        "tokens_per_s": round(slot.tokens_per_s, 1) if busy else 0.0,
+        "tokens": slot.drawn.total,
+        "tokens_per_s": round(slot.drawn.per_s(now), 1),
     }

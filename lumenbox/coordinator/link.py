@@ -79,13 +79,13 @@ class WorkerLink:
     # -- talking -------------------------------------------------------------------------------------------------
 
     def send(self, command: frames.ToWorker) -> None:
-        """Queue a command; it goes out as the socket takes it."""
+        """Queue a command; all that one turn of the event loop queues goes out together, as the socket takes it."""
         if isinstance(command, frames.Assign):
             self.last_assign = time.monotonic()
         was_empty = not self._outgoing
         self._outgoing += stream.pack(frames.encode(command))
         if was_empty:
-            self._write()
+            self._loop.call_soon(self._write)
 
     def _write(self) -> None:
         if self._closed:

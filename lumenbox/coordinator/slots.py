@@ -6,6 +6,7 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 
+from lumenbox.coordinator.figures import Meter
 from lumenbox.coordinator.link import WorkerLink
 from lumenbox.core.mirror import PoolMirror
 from lumenbox.wire import frames
@@ -28,18 +29,14 @@ class Slot:
     device_lost: bool = False
     """The device and all that was on it are gone: no pool to attach to, weights to be read again."""
     last_step: frames.Step | None = None
-    tokens: int = 0
-    """Generated on this slot, over all incarnations."""
-    tokens_per_s: float = 0.0
-    last_drawn: float = 0.0
-
-    def drew(self, now: float, tokens: int) -> None:
-        """Count a step's tokens; the rate is smoothed over about a second of real time."""
-        self.tokens += tokens
-        elapsed = max(1e-4, now - self.last_drawn)
-        self.last_drawn = now
-        weight = min(1.0, elapsed)
-        self.tokens_per_s += weight * (tokens / elapsed - self.tokens_per_s)
+    drawn: Meter = field(default_factory=Meter)
+    """Tokens generated on this slot, over all incarnations."""
+    sealed: Meter = field(default_factory=Meter)
+    """Bytes of KV checkpoints that were written on its budget as a holder, by whatever worker."""
+    restored_bytes: int = 0
+    """Bytes that were loaded from its budget."""
+    restoring_s: float = 0.0
+    """Seconds that their loading took."""
 
     def close(self) -> None:
         """Give the pool back."""

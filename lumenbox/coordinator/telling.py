@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from lumenbox.coordinator.figures import Figures
@@ -43,7 +43,14 @@ class Recovery:
     """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None."""
 
     def __init__(
-        self, figures: Figures, number: int, plan: Planned, noticed: float, failed: float, fenced: float
+        self,
+        figures: Figures,
+        number: int,
+        plan: Planned,
+        noticed: float,
+        failed: float,
+        fenced: float,
+        covered: dict[str, Any],
     ) -> None:
         now = time.monotonic()
         self._figures = figures
@@ -66,6 +73,9 @@ class Recovery:
             "first_token_s": None,
             "respawn_s": None,
             "recovered_s": None,
+            "checkpoint": covered,
+            "restored_bytes": 0,
+            "restore_bytes_s": None,
             "requests": [],
             "lost_tokens": 0,
             "duplicated_tokens": 0,
@@ -76,13 +86,19 @@ class Recovery:
         for phase in ("detect", "fence", "plan"):
             figures.phase_s[phase].observe(self.document[f"{phase}_s"])
 
-    def interrupted(self, rid: int, name: str, way: str, heir: int, tokens: int, kept: int) -> None:
-        """Enter one interrupted request: its way, and how many of its tokens need not be computed again."""
+    @property
+    def ways(self) -> Counter[str]:
+        """How many requests take each way."""
+        return Counter(row["way"] for row in self.document["requests"])
+
+    def interrupted(self, rid: int, name: str, way: str, heir: int, tokens: int, kept: int, holders: list[int]) -> None:
+        """Enter one interrupted request: its way, how many of its tokens need not be computed again, its holders."""
         row: dict[str, Any] = {
             "id": name,
             "way": WAY_NAMES.get(way, way),
             "from_worker": self.worker,
             "to_worker": heir if heir >= 0 else None,
+            "holders": holders,
             "tokens_before": tokens,
             "restored_tokens": 0,
             "recomputed_tokens": tokens - kept,
@@ -93,12 +109,16 @@ class Recovery:
         self._figures.tokens[row["way"]] += kept
         self._figures.tokens["recompute"] += tokens - kept
 
-    def restored(self, rid: int, tokens: int, seconds: float) -> None:
+    def restored(self, rid: int, tokens: int, num_bytes: int, seconds: float) -> None:
         """An heir has loaded sealed pages for `tokens` tokens."""
         if (row := self._open.get(rid)) is not None:
             row["restored_tokens"] = tokens
             row["recomputed_tokens"] = row["tokens_before"] - tokens
-            self.document["restore_s"] = (self.document["restore_s"] or 0.0) + seconds
+            document = self.document
+            document["restored_bytes"] += num_bytes
+            document["restore_s"] = (document["restore_s"] or 0.0) + seconds
+            if document["restore_s"]:
+                document["restore_bytes_s"] = round(document["restored_bytes"] / document["restore_s"])
 
     def first_token(self, rid: int, heir: int, last_token: float) -> None:
         """An interrupted request draws its next token; `last_token` is when its client had the one before."""
@@ -139,10 +159,10 @@ class Recoveries:
         self._kept: deque[Recovery] = deque(maxlen=KEPT_REPORTS)
         self._count = 0
 
-    def open(self, plan: Planned, noticed: float, failed: float, fenced: float) -> Recovery:
-        """Begin a report when the plan stands."""
+    def open(self, plan: Planned, noticed: float, failed: float, fenced: float, covered: dict[str, Any]) -> Recovery:
+        """Begin a report when the plan stands; `covered` is how well KV checkpoints covered the box before it."""
         self._count += 1
-        recovery = Recovery(self._figures, self._count, plan, noticed, failed, fenced)
+        recovery = Recovery(self._figures, self._count, plan, noticed, failed, fenced, covered)
         self._kept.append(recovery)
         return recovery
 
@@ -150,9 +170,9 @@ class Recoveries:
         for recovery in self._kept:
             recovery.first_token(rid, heir, last_token)
 
-    def restored(self, rid: int, tokens: int, seconds: float) -> None:
+    def restored(self, rid: int, tokens: int, num_bytes: int, seconds: float) -> None:
         for recovery in self._kept:
-            recovery.restored(rid, tokens, seconds)
+            recovery.restored(rid, tokens, num_bytes, seconds)
 
     def gone(self, rid: int) -> None:
         for recovery in self._kept:

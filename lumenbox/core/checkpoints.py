@@ -69,7 +69,8 @@ class Checkpoints:
             for holder in checkpoint.holders:
                 self._state.workers[holder].holds[request.req] = True
         replicas = len(checkpoint.holders)
-        fresh = tuple(zip(*[iter(self._take(count * replicas))] * replicas, strict=True))  # one of each per page
+        taken = self._take(count * replicas)
+        fresh = tuple(zip(*[taken[place::replicas] for place in range(replicas)], strict=True))
         checkpoint.slots += fresh
         checkpoint.grown_at = now
         for holder in checkpoint.holders:
@@ -89,14 +90,18 @@ class Checkpoints:
 
     def _room(self, request: Request, checkpoint: KvCheckpoint, wanted: int, now: float) -> int:
         """How many of the pages that it wants it gets now: on its holders' budgets, else on others', else evicting."""
-        room = min(self._budget - self._state.workers[holder].held_pages for holder in checkpoint.holders)
-        if room >= wanted:
+        if self._room_left(checkpoint) >= wanted:
             return wanted
         for position, holder in enumerate(checkpoint.holders):
             full = self._budget - self._state.workers[holder].held_pages < wanted
             if full and not self._rehold(request, checkpoint, position, wanted):
                 self._evict_for(request, checkpoint, holder, wanted, now)
-        return min(wanted, *(self._budget - self._state.workers[h].held_pages for h in checkpoint.holders))
+        return min(wanted, self._room_left(checkpoint))
+
+    def _room_left(self, checkpoint: KvCheckpoint) -> int:
+        """Pages that fit on the budget of each of its holders."""
+        workers = self._state.workers
+        return self._budget - max([workers[holder].held_pages for holder in checkpoint.holders])
 
     def _rehold(self, request: Request, checkpoint: KvCheckpoint, position: int, wanted: int = 0) -> bool:
         """Put one replica on another holder's budget, if there is one with room for all of it."""
@@ -130,7 +135,8 @@ class Checkpoints:
     def _evict(self, request: Request) -> None:
         request.evicted = True
         self._arena.evictions += 1
-        self._emit(c.DropSlots(request.worker, request.req, request.epoch))
+        gone = self._arena.checkpoints[request.req]
+        self._emit(c.DropSlots(request.worker, request.req, request.epoch, gone.holders, len(gone.slots)))
         self._drop(request, 0)
 
     # -- shrinking -----------------------------------------------------------------------------------------------

@@ -45,12 +45,15 @@ class ReserveSlots(Command, frozen=True, tag=True, array_like=True):
 class DropSlots(Command, frozen=True, tag=True, array_like=True):
     """The worker is to forget its request's slots; SlotsQuiet follows, even if it knows nothing of the request.
 
-    They were evicted, or their request ended while its worker was not born yet: then this is told when it is ready.
+    They were evicted from the budgets of `holders`, or (none given) their request ended while its worker was not born
+    yet: then this is told when it is ready.
     """
 
     worker: int
     req: int
     epoch: int
+    holders: tuple[int, ...] = ()
+    pages: int = 0
 
 
 class PreRestore(Command, frozen=True, tag=True, array_like=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lumenbox.core.cost import FLOOR_S
 from lumenbox.core.state import CoreState, Worker
 
 SEAT_STEPS = 16
 """Steps that a request is taken to wait for each one too many on a worker that runs as many as it may."""
+LEAST_PER_DECODE_S = 1e-6
+"""However little a resident seems to cost: among equals the worker with the fewest is next."""
 LARGEST_PACE = 4.0
 """A worker's slowness counts up to here: more is a matter of health, not of routing."""
 
@@ -21,6 +23,7 @@ def predicted_waits_s(state: CoreState, workers: Iterable[Worker], tokens: int) 
     Plain arithmetic in one loop: every arrival and every placement looks at every worker.
     """
     base, per_decode, per_token, per_context = state.model.rates
+    per_decode = max(per_decode, LEAST_PER_DECODE_S)
     size, seats = state.config.page_size, state.config.max_num_seqs
     two_steps = 2 * max(FLOOR_S, base) + per_decode + per_token * tokens
     return [
@@ -37,6 +40,7 @@ def predicted_waits_s(state: CoreState, workers: Iterable[Worker], tokens: int) 
 def _burdened_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
     """The same where pages or seats are short, or the worker is slow."""
     base, per_decode, per_token, per_context = state.model.rates
+    per_decode = max(per_decode, LEAST_PER_DECODE_S)
     size, residents, backlog = state.config.page_size, len(worker.requests), worker.backlog_tokens + tokens
     step_s = max(FLOOR_S, base) + per_decode * (residents + 1) + per_context * worker.context_tokens
     missing = max(0, backlog // size + 1 - worker.free_pages)
@@ -50,14 +54,7 @@ def predicted_wait_s(state: CoreState, worker: Worker, tokens: int) -> float:
     return predicted_waits_s(state, (worker,), tokens)[0]
 
 
-def least_wait(state: CoreState, workers: Iterable[Worker], tokens: int) -> Worker | None:
-    """The worker with the least predicted wait, then the fewest requests, then the lowest number."""
-    workers = list(workers)
+def least_wait(state: CoreState, workers: Sequence[Worker], tokens: int) -> Worker | None:
+    """The worker with the least predicted wait, the first of them."""
     waits = predicted_waits_s(state, workers, tokens)
-    if not waits:
-        return None
-    least = min(waits)
-    if waits.count(least) == 1:
-        return workers[waits.index(least)]
-    equal = [worker for worker, wait in zip(workers, waits, strict=True) if wait == least]
-    return min(equal, key=lambda w: (len(w.requests), w.id))
+    return workers[waits.index(min(waits))] if waits else None

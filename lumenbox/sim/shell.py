@@ -365,6 +365,8 @@ class Shell:
         slot.mirror.apply(report)
         for rid, epoch, cached in report.admitted:
             self.tell(e.Admitted(now, slot.worker, rid, epoch, cached))
+        for rid, epoch, pages, count, seconds in step.news.restored:
+            self._restored(slot, rid, epoch, pages, count, seconds)
         endings = {rid: reason for rid, _, reason in report.finished}
         for rid, epoch, drawn in report.tokens:
             self._drawn(slot, step, rid, epoch, drawn, endings.get(rid))
@@ -384,7 +386,7 @@ class Shell:
                 self.tell(e.SlotsQuiet(now, slot.worker, rid, epoch))
 
     def _enter_seals(self, slot: Slot, step: Step) -> None:
-        """What the frame tells of KV checkpoints: pages that were sealed, and those that were loaded."""
+        """Pages that were sealed: they exist from now on."""
         now = self.clock.now
         marks: dict[tuple[int, int], int] = {}
         for rid, epoch, index, crc in step.news.sealed:
@@ -394,8 +396,6 @@ class Shell:
                 marks[rid, epoch] = index + 1
         if marks:
             self.tell(e.PagesSealed(now, slot.worker, tuple((*key, mark) for key, mark in marks.items())))
-        for rid, epoch, pages, count, seconds in step.news.restored:
-            self._restored(slot, rid, epoch, pages, count, seconds)
 
     def _restored(self, slot: Slot, rid: int, epoch: int, pages: int, count: int, seconds: float) -> None:
         request = self.core.state.requests.get(rid)

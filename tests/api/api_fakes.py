@@ -94,12 +94,14 @@ class FakeService:
         return stream
 
     def state(self) -> dict[str, Any]:
-        fields = {"running": 1, "waiting": 2, "pages_used": 3, "pages_total": 12}
+        fields = {"running": 1, "waiting": 2, "pages_used": 3, "pages_total": 12, "arena_pages": 5}
+        fields |= {"arena_budget_pages": 50, "arena_bytes": 5120, "sealed_bytes": 7168, "sealed_bytes_s": 0}
+        fields |= {"restored_bytes": 2048, "restore_s": 0}
         return {
             "state": self.box_state,
             "workers": [{"id": i, "state": state, **fields} for i, state in enumerate(self.worker_states)],
             "counters": {"aborts": 0, "generated_tokens": 99, "worker_deaths": 4},
-            "checkpoint": {"coverage": 0.0, "holder_balance": 0.0, "lag_tokens": 0},
+            "checkpoint": {"coverage": 0.0, "holder_balance": 0.0, "lag_tokens": 0, "evictions": 3},
             "assist": {"active": 0, "acceptance": None},
         }
 

@@ -158,6 +158,9 @@ async def test_metrics(box: Served) -> None:
     assert figure("vllm:e2e_request_latency_seconds_count") == 1
     assert figure("lumenbox:worker_state", "1", state="dead") == 1
     assert figure("lumenbox:worker_failures_total", cause="exit") == 4
+    assert figure("lumenbox:holder_bytes", "1") == 5120 and figure("lumenbox:checkpoint_evictions_total") == 3
+    assert figure("lumenbox:holder_sealed_bytes_total", "0") == 7168
+    assert figure("lumenbox:holder_restored_bytes_total", "0") == 2048
     for name in ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total"):
         assert figure(name) >= 0
     for name in (

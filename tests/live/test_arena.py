@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from live_boxes import Answer, Body, Box, Clients, running
 from live_load import assert_unchanged, chat
@@ -48,6 +50,24 @@ def test_a_lost_device_costs_its_streams_a_restore(
         assert {row["way"] for row in lost} == {"restore"}
         assert all(int(str(row["recomputed_tokens"])) <= TAIL for row in lost)
         assert [worker["arena_pages"] for worker in box.state()["workers"]] == [0, 0]
+        assert_told(box)
+
+
+def assert_told(box: Box) -> None:
+    """What was written and loaded is told of each holder, in the report and among the metrics, and is the same."""
+    report, workers = box.report(), box.state()["workers"]
+    assert report["checkpoint"]["coverage"] == 1.0
+    assert all(row["holders"] for row in report["requests"])
+    restored = [worker["restored_bytes"] for worker in workers]
+    assert sum(restored) == report["restored_bytes"] > 0 and report["restore_bytes_s"] > 0
+    assert sum(worker["sealed_bytes"] for worker in workers) >= report["restored_bytes"]
+    (told,) = [event for event in box.events() if event["kind"] == "recovery"]
+    assert told["ways"] == {"restore": len(report["requests"])} and told["checkpoint"] == report["checkpoint"]
+    metrics = box.request("GET", "/metrics").body.decode()
+    for worker, count in zip(workers, restored, strict=True):
+        pattern = rf'lumenbox:holder_restored_bytes_total{{engine="{worker["id"]}",model_name="[^"]*"}} (\S+)'
+        (figure,) = re.findall(pattern, metrics)
+        assert float(figure) == count
 
 
 def test_damaged_pages_are_not_used_and_leave_nothing_behind(
@@ -92,6 +112,9 @@ def test_a_full_budget_only_costs_checkpoints(long_bodies: list[Body], long_answ
         box.steer("chaos", kind="lose", worker=box.busy()["id"])
         assert_unchanged(clients.join(), long_answers)
         box.whole().idle()
+        evicted = [event for event in box.events() if event["kind"] == "checkpoint_evicted"]
+        assert len(evicted) == box.state()["checkpoint"]["evictions"]
+        assert all(event["holders"] and event["pages"] for event in evicted)
 
 
 def test_a_drain_loads_the_pages_ahead(long_bodies: list[Body], long_answers: list[Answer]) -> None:
