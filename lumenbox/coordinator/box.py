@@ -246,8 +246,9 @@ class Box:
                 self._set_timer(name, at)
             case c.Changed(worker=worker, state=state, why=why):
                 self._tell_change(worker, state, why)
-            case c.Planned():
-                pass  # told by _fence, which has the times
+            case c.Planned(ways=ways):
+                if any(way == "migrate" for _, way, _ in ways):  # else it is told by _fence, which has the times
+                    self._tell_recovery(command, documents.checkpoints(self))
             case c.Exit():
                 if not self.ended.done():
                     self.ended.set_result(command)
@@ -351,7 +352,7 @@ class Box:
     def _commit(self, slot: Slot, link: WorkerLink, step: frames.Step) -> None:
         """One step happened: mirror, ledger, streams, core, in this order."""
         now = time.monotonic()
-        slot.last_step = step
+        slot.last_frame = step
         slot.mirror.apply(step)
         for rid, epoch, cached in step.admitted:
             self._admitted(now, slot.worker, rid, epoch, cached)
@@ -364,11 +365,13 @@ class Box:
             self._enter_seals(slot, step)
         for rid, epoch in step.dropped:
             if (entry := self.ledger.entries.get(rid)) is not None:
+                self.recoveries.moved(rid, len(entry.tokens))
                 self.tell(e.MovedOut(now, slot.worker, rid, epoch, len(entry.tokens)))
         if step.seconds:
             shape = (step.decodes, step.prefill_tokens, step.context_tokens)
             counted = (*shape, step.seconds, step.free_pages, self._crossings(slot, step))
             self.tell(e.StepCommitted(now, slot.worker, link.incarnation, step.step, *counted))
+            slot.step_s = step.seconds
             slot.drawn.add(len(step.tokens), now)
         self._tell_quiet(now, slot, step)
 
@@ -476,7 +479,7 @@ class Box:
         slot.link = None
         covered = documents.checkpoints(self)
         plan = self._settle(slot, command, cause, own_making)
-        self._tell_recovery(slot, plan, (noticed, failed, fenced), covered)
+        self._tell_recovery(plan, covered, (noticed, failed, fenced))
         link.close()
 
     async def _judge(self, link: WorkerLink, cause: str, innocent: bool, found: int | None) -> tuple[str, bool]:
@@ -516,18 +519,25 @@ class Box:
         return next(command for command in answer if isinstance(command, c.Planned))
 
     def _tell_recovery(
-        self, slot: Slot, plan: c.Planned, times: tuple[float, float, float], covered: dict[str, Any]
+        self, plan: c.Planned, covered: dict[str, Any], times: tuple[float, float, float] | None = None
     ) -> None:
-        report = self.recoveries.open(plan, *times, covered)
+        """Open the report, or go on with it; `times` (noticed, failed, fenced) if the worker is no more."""
+        begun = self.recoveries.begun(plan) if times is not None else None
+        report = begun or self.recoveries.open(plan, covered)
+        if times is not None:
+            report.fenced(*times)
+        slot = self.slots[plan.worker]
         for rid, way, heir in plan.ways:
             entry = self.ledger.entries.get(rid)
             if entry is not None:
                 kept = self._kept_tokens(slot, entry, way)
                 holders = [holder.worker for holder in self._holders(rid)]
                 report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept, holders)
-        told = {"report": report.document["id"], "requests": len(plan.ways), "ways": report.ways, "checkpoint": covered}
-        self.events.add("recovery", worker=plan.worker, cause=plan.cause, **told)
-        log.info("worker %d lost (%s): %d requests go on", plan.worker, plan.cause, len(plan.ways))
+        if begun is None:
+            told = {"report": report.document["id"], "requests": len(plan.ways), "ways": report.ways}
+            self.events.add("recovery", worker=plan.worker, cause=plan.cause, **told, checkpoint=covered)
+        what = "lost " if times is not None else ""
+        log.info("worker %d %s(%s): %d requests go on", plan.worker, what, plan.cause, len(plan.ways))
 
     def _kept_tokens(self, slot: Slot, entry: Entry, way: str) -> int:
         """Tokens whose KV an interrupted request need not compute again."""

@@ -35,7 +35,7 @@ def state(box: Box) -> dict[str, Any]:
             "aborts": box.counters["aborts"],
             "generated_tokens": box.ledger.generated_tokens,
             "worker_deaths": box.core.state.deaths,
-            "preemptions": sum(slot.last_step.preemptions for slot in box.slots if slot.last_step),
+            "preemptions": sum(slot.last_frame.preemptions for slot in box.slots if slot.last_frame),
         },
         "workers": workers,
         "requests": {
@@ -78,7 +78,7 @@ def checkpoints(box: Box) -> dict[str, Any]:
 
 def _worker(box: Box, slot: Slot) -> dict[str, Any]:
     worker: Worker = box.core.state.workers[slot.worker]
-    step, now = slot.last_step, time.monotonic()
+    now = time.monotonic()
     budget_pages = box.core.state.config.checkpoints.budget_pages
     return {
         "id": slot.worker,
@@ -100,7 +100,7 @@ def _worker(box: Box, slot: Slot) -> dict[str, Any]:
         "restored_bytes": slot.restored_bytes,
         "restore_s": round(slot.restoring_s, 6),
         "restore_bytes_s": round(slot.restored_bytes / slot.restoring_s) if slot.restoring_s else None,
-        "step_ms": round(1000 * step.seconds, 3) if step else 0.0,
+        "step_ms": round(1000 * slot.step_s, 3),
         "tokens": slot.drawn.total,
         "tokens_per_s": round(slot.drawn.per_s(now), 1),
     }

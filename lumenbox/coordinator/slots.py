@@ -28,7 +28,9 @@ class Slot:
     """Requests that the next incarnation re-attaches to, with the number of their sealed pages."""
     device_lost: bool = False
     """The device and all that was on it are gone: no pool to attach to, weights to be read again."""
-    last_step: frames.Step | None = None
+    last_frame: frames.Step | None = None
+    step_s: float = 0.0
+    """What its last step took."""
     drawn: Meter = field(default_factory=Meter)
     """Tokens generated on this slot, over all incarnations."""
     sealed: Meter = field(default_factory=Meter)

@@ -40,23 +40,19 @@ class EventLog:
 
 
 class Recovery:
-    """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None."""
+    """One recovery in the making; `document` is the report of CONTRACT §2, unknown fields None.
 
-    def __init__(
-        self,
-        figures: Figures,
-        number: int,
-        plan: Planned,
-        noticed: float,
-        failed: float,
-        fenced: float,
-        covered: dict[str, Any],
-    ) -> None:
-        now = time.monotonic()
+    Requests whose way is `migrate` decode on where they are until they have moved; the others wait from the start.
+    """
+
+    def __init__(self, figures: Figures, number: int, plan: Planned, covered: dict[str, Any]) -> None:
         self._figures = figures
-        self._failed = failed
+        self._planned = self._failed = time.monotonic()
         self._open: dict[int, dict[str, Any]] = {}
+        self._loaded: dict[int, float] = {}
+        """When the pages of a request were there."""
         self.worker = plan.worker
+        self.life = (plan.worker, plan.incarnation, plan.cause)
         self.document: dict[str, Any] = {
             "schema": 1,
             "id": number,
@@ -64,10 +60,10 @@ class Recovery:
             "incarnation": plan.incarnation,
             "cause": plan.cause,
             "strategy": plan.strategy,
-            "t_failed": time.time() - (now - failed),
-            "detect_s": noticed - failed,
-            "fence_s": fenced - noticed,
-            "plan_s": now - fenced,
+            "t_failed": time.time(),
+            "detect_s": 0.0,
+            "fence_s": 0.0,
+            "plan_s": 0.0,
             "restore_s": None,
             "tail_prefill_s": None,
             "first_token_s": None,
@@ -81,10 +77,20 @@ class Recovery:
             "duplicated_tokens": 0,
             "failed_requests": sum(1 for _, way, _ in plan.ways if way == "end"),
         }
-        figures.failures[plan.cause] += 1
         figures.recoveries["end", "ended"] += self.document["failed_requests"]
+
+    def fenced(self, noticed: float, failed: float, fenced: float) -> None:
+        """Its worker died, or was made to: what of it is planned now follows the fence."""
+        self._planned = now = time.monotonic()
+        if not self.document["requests"]:  # else it began with requests that moved before
+            self._failed = failed
+            self.document["t_failed"] = time.time() - (now - failed)
+            self.document["detect_s"] = noticed - failed
+        self.document["fence_s"] = fenced - noticed
+        self.document["plan_s"] = now - fenced
+        self._figures.failures[self.document["cause"]] += 1
         for phase in ("detect", "fence", "plan"):
-            figures.phase_s[phase].observe(self.document[f"{phase}_s"])
+            self._figures.phase_s[phase].observe(self.document[f"{phase}_s"])
 
     @property
     def ways(self) -> Counter[str]:
@@ -106,14 +112,19 @@ class Recovery:
         }
         self.document["requests"].append(row)
         self._open[rid] = row
-        self._figures.tokens[row["way"]] += kept
-        self._figures.tokens["recompute"] += tokens - kept
+
+    def moved(self, rid: int, tokens: int) -> None:
+        """One that migrates has left its worker."""
+        if (row := self._open.get(rid)) is not None and row["way"] == "migrate":
+            row["tokens_before"] = row["recomputed_tokens"] = tokens
+            row["restored_tokens"] = 0
 
     def restored(self, rid: int, tokens: int, num_bytes: int, seconds: float) -> None:
         """An heir has loaded sealed pages for `tokens` tokens."""
         if (row := self._open.get(rid)) is not None:
             row["restored_tokens"] = tokens
             row["recomputed_tokens"] = row["tokens_before"] - tokens
+            self._loaded[rid] = time.monotonic()
             document = self.document
             document["restored_bytes"] += num_bytes
             document["restore_s"] = (document["restore_s"] or 0.0) + seconds
@@ -122,17 +133,27 @@ class Recovery:
 
     def first_token(self, rid: int, heir: int, last_token: float) -> None:
         """An interrupted request draws its next token; `last_token` is when its client had the one before."""
-        row = self._open.pop(rid, None)
-        if row is None:
+        row = self._open.get(rid)
+        if row is None or (row["way"] == "migrate" and heir == row["from_worker"]):
             return
+        del self._open[rid]
         now = time.monotonic()
         row["to_worker"], row["stall_s"] = heir, now - last_token
-        self._figures.stall_s.observe(now - last_token)
-        self._figures.recoveries[row["way"], "resumed"] += 1
+        self._count(row)
         if self.document["first_token_s"] is None:
             first_token_s = self.document["first_token_s"] = now - self._failed
             self._figures.phase_s["first_token"].observe(first_token_s)
+            if row["way"] != "reattach":
+                self.document["tail_prefill_s"] = now - self._loaded.get(rid, self._planned)
         self._close_if_done(now)
+
+    def _count(self, row: dict[str, Any]) -> None:
+        figures = self._figures
+        figures.stall_s.observe(row["stall_s"])
+        figures.recoveries[row["way"], "resumed"] += 1
+        source = "reattach" if row["way"] == "reattach" else "restore"
+        figures.tokens[source] += row["tokens_before"] - row["recomputed_tokens"]
+        figures.tokens["recompute"] += row["recomputed_tokens"]
 
     def gone(self, rid: int) -> None:
         """An interrupted request ended, by its client or by an error."""
@@ -149,6 +170,8 @@ class Recovery:
     def _close_if_done(self, now: float) -> None:
         if not self._open:
             self.document["recovered_s"] = now - self._failed
+            if self.document["restore_s"] is not None:
+                self._figures.phase_s["restore"].observe(self.document["restore_s"])
 
 
 class Recoveries:
@@ -159,12 +182,20 @@ class Recoveries:
         self._kept: deque[Recovery] = deque(maxlen=KEPT_REPORTS)
         self._count = 0
 
-    def open(self, plan: Planned, noticed: float, failed: float, fenced: float, covered: dict[str, Any]) -> Recovery:
+    def open(self, plan: Planned, covered: dict[str, Any]) -> Recovery:
         """Begin a report when the plan stands; `covered` is how well KV checkpoints covered the box before it."""
         self._count += 1
-        recovery = Recovery(self._figures, self._count, plan, noticed, failed, fenced, covered)
+        recovery = Recovery(self._figures, self._count, plan, covered)
         self._kept.append(recovery)
         return recovery
+
+    def begun(self, plan: Planned) -> Recovery | None:
+        """The report that this plan goes on with: requests moved away before their worker was replaced."""
+        return next((r for r in self._kept if r.life == (plan.worker, plan.incarnation, plan.cause)), None)
+
+    def moved(self, rid: int, tokens: int) -> None:
+        for recovery in self._kept:
+            recovery.moved(rid, tokens)
 
     def first_token(self, rid: int, heir: int, last_token: float) -> None:
         for recovery in self._kept:

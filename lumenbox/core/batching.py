@@ -289,6 +289,11 @@ class BatchScheduler:
         return bool(self.pool.has_news or report.dropped or report.preempted or report.admitted)
 
     @property
+    def has_dropped(self) -> bool:
+        """Whether a request has left that another worker may be waiting for."""
+        return bool(self._report.dropped)
+
+    @property
     def idle(self) -> bool:
         return not self.running and not self.waiting
 

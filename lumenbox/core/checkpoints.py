@@ -258,6 +258,11 @@ class Checkpoints:
         checkpoint = self._arena.checkpoints.get(req)
         return checkpoint.sealed if checkpoint is not None else 0
 
+    def is_sealing(self, request: Request) -> bool:
+        """Whether it has a slot for a page that is not sealed yet."""
+        checkpoint = self._arena.checkpoints.get(request.req)
+        return checkpoint is not None and checkpoint.sealed < len(checkpoint.slots)
+
     def check(self) -> None:
         """Assert that each slot is in one place, that budgets are kept and that the counts are sums."""
         arena, workers = self._arena, self._state.workers

@@ -134,7 +134,11 @@ class Changed(Command, frozen=True, tag=True, array_like=True):
 
 
 class Planned(Command, frozen=True, tag=True, array_like=True):
-    """A recovery was decided: the way of each interrupted request, (req, way, heir or -1)."""
+    """A recovery was decided: the way of each interrupted request, (req, way, heir or -1).
+
+    The way `migrate` interrupts nothing yet: the request decodes on until its pages are there. `cause` is then a verb
+    of the operator or `rebalance`; if the verb replaces the process, the plan for what is left follows.
+    """
 
     worker: int
     incarnation: int

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
-from lumenbox.core import health, recovery
+from lumenbox.core import health, rebalancing, recovery
 from lumenbox.core.checkpoints import Checkpoints
 from lumenbox.core.commands import AnyCommand
 from lumenbox.core.routing import least_wait, predicted_wait_s
@@ -60,7 +60,7 @@ class Core:
             case e.Admitted():
                 self._admitted(event)
             case e.PagesSealed():
-                self.checkpoints.sealed(event)
+                self._sealed(event)
             case e.RequestFinished():
                 self._forget(event.req)
             case e.SlotsQuiet():
@@ -195,7 +195,7 @@ class Core:
             self._assign(request, heir, self._way_back(request))
         else:
             self._place([request], self._way_back(request))
-        self._drained_if_empty(self.state.workers[event.worker])
+        self._moved_away(self.state.workers[event.worker])
 
     def _forget(self, req: int) -> None:
         request = self.state.requests.pop(req, None)
@@ -207,7 +207,7 @@ class Core:
         if request.worker >= 0:
             worker = self.state.workers[request.worker]
             self._take_from_owner(request)
-            self._drained_if_empty(worker)
+            self._moved_away(worker)
 
     def _take_from_owner(self, request: Request) -> None:
         worker = self.state.workers[request.worker]
@@ -273,6 +273,7 @@ class Core:
             self._drain(worker)
         else:
             self._place_held()
+            self._rebalance(worker)
 
     def _exiting(self, event: e.WorkerExiting) -> None:
         worker = self.state.workers[event.worker]
@@ -305,6 +306,7 @@ class Core:
         self._plan(worker, event, delay)
         self.checkpoints.holder_died(worker)
         worker.incarnation += 1
+        worker.renewal = ""
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
         worker.pace = 1.0
         self.state.died_at.pop(worker.id, None)
@@ -393,7 +395,7 @@ class Core:
         if request.heir != way.heir:
             self._leave_heir(request)
         request.epoch += 1
-        request.tokens, request.heir = lost.tokens, -1
+        request.tokens, request.heir, request.follows = lost.tokens, -1, False
         if way.way == "reattach":
             worker = self.state.workers[request.worker]
             self._leave_backlog(worker, request.req)
@@ -436,10 +438,13 @@ class Core:
             case "drain" if worker.phase == WorkerPhase.READY:
                 worker.is_to_drain = True
                 self._drain(worker)
+            case "restart" | "upgrade" if worker.phase == WorkerPhase.READY:
+                self._renew(worker, event.verb)
             case "resume" if worker.phase == WorkerPhase.DRAINED:
                 worker.is_to_drain = False
                 self._become(worker, WorkerPhase.READY, "resumed")
                 self._place_held()
+                self._rebalance(worker)
             case "restart" | "upgrade" if self._is_alive(worker):
                 self._suspect(worker, event.verb)
             case "restart" | "upgrade" if worker.phase in (WorkerPhase.DEAD, WorkerPhase.QUARANTINED):
@@ -450,24 +455,62 @@ class Core:
 
     def _drain(self, worker: Worker) -> None:
         """Move everything away; with nowhere to move to, what runs finishes here."""
+        heirs = self._heirs(worker)
         self._become(worker, WorkerPhase.DRAINING, "")
         if self._serving():
-            saved = [self.state.requests[req] for req in worker.requests if self.checkpoints.num_sealed(req)]
-            heirs = self._heirs(worker, saved)
-            for req in list(worker.requests):
-                self._move(self.state.requests[req], heirs.get(req))
-        self._drained_if_empty(worker)
+            self._move_all(worker, "drain", {req: heirs.get(req, -1) for req in worker.requests})
+        self._moved_away(worker)
 
-    def _heirs(self, worker: Worker, requests: list[Request]) -> dict[int, int]:
-        """To whom they would go if their worker had died: planned and unplanned moves share one rule."""
-        case = recovery.Case(self.state, worker, self._serving(), can_reattach=False)
-        ways = recovery.ROUTINGS[self.state.config.routing](case, [e.Interrupted(r.req, r.tokens, 0) for r in requests])
+    def _renew(self, worker: Worker, verb: str) -> None:
+        """Replace its process. What has sealed pages moves away first if it can; for the rest this is a death."""
+        heirs = self._heirs(worker)
+        if not heirs:
+            self._suspect(worker, verb)
+            return
+        self._become(worker, WorkerPhase.DRAINING, verb)
+        worker.renewal = verb
+        self._move_all(worker, verb, heirs)
+
+    def _rebalance(self, newcomer: Worker) -> None:
+        """A worker is back: what decodes faster there moves to it. The other strategies are kept as published."""
+        if self.state.config.routing != "cost":
+            return
+        others = [worker for worker in self._serving() if worker.id != newcomer.id]
+        moves = rebalancing.moves(self.state, newcomer, others)
+        for worker in others:
+            heirs = {request.req: newcomer.id for request in moves if request.worker == worker.id}
+            if heirs:
+                self._move_all(worker, "rebalance", heirs)
+
+    def _heirs(self, worker: Worker) -> dict[int, int]:
+        """To whom what has sealed pages would go if its worker had died: planned and unplanned moves share one rule."""
+        saved = [self.state.requests[req] for req in worker.requests if self.checkpoints.num_sealed(req)]
+        others = [other for other in self._serving() if other.id != worker.id]
+        if not saved or not others:
+            return {}
+        case = recovery.Case(self.state, worker, others, can_reattach=False)
+        ways = recovery.ROUTINGS[self.state.config.routing](case, [e.Interrupted(r.req, r.tokens, 0) for r in saved])
         return {req: way.heir for req, way in ways.items() if way.way == "restore"}
 
-    def _move(self, request: Request, heir: int | None) -> None:
-        """Its pages go ahead to the heir while it still decodes; without pages it goes at once."""
+    def _move_all(self, worker: Worker, cause: str, heirs: dict[int, int]) -> None:
+        """Have these requests move, each to its heir (-1: to be found when it has left)."""
+        if not heirs:
+            return
+        ways = tuple((req, "migrate", heir) for req, heir in heirs.items())
+        self._out.append(c.Planned(worker.id, worker.incarnation, cause, self.state.config.recovery, ways))
+        for req, heir in heirs.items():
+            self._move(self.state.requests[req], heir)
+
+    def _move(self, request: Request, heir: int) -> None:
+        """Its pages go ahead to the heir while it still decodes; without pages it goes at once.
+
+        It follows when its next page is sealed too: then the heir has but a token or two to prefill, and not most of a
+        page, for which all its residents would wait.
+        """
+        if request.heir >= 0 or request.phase == RequestPhase.MOVING:
+            return  # it is on its way
         checkpoint = self.state.arena.checkpoints.get(request.req)
-        if heir is None or checkpoint is None or request.phase != RequestPhase.RUNNING:
+        if heir < 0 or checkpoint is None or request.phase != RequestPhase.RUNNING:
             self._move_out(request)
             return
         request.heir = heir
@@ -476,17 +519,25 @@ class Core:
         self._out.append(c.PreRestore(heir, request.req, request.epoch, sealed))
 
     def _move_out(self, request: Request) -> None:
-        request.phase = RequestPhase.MOVING
+        request.phase, request.follows = RequestPhase.MOVING, False
         self._out.append(c.MoveOut(request.worker, request.req, request.epoch))
 
     def _restored(self, event: e.RestoreDone) -> None:
-        """An heir has the pages; one that was sent ahead follows them now."""
+        """An heir has the pages. If they were sent ahead, the request follows: now, if no page is to be sealed."""
         self.checkpoints.restored(event)
         request = self.state.requests.get(event.req)
         if request is None or (request.heir, request.epoch) != (event.worker, event.epoch):
             return
-        if request.phase == RequestPhase.RUNNING:
+        request.follows = request.phase == RequestPhase.RUNNING
+        if request.follows and not (event.pages and self.checkpoints.is_sealing(request)):
             self._move_out(request)
+
+    def _sealed(self, event: e.PagesSealed) -> None:
+        self.checkpoints.sealed(event)
+        for req, epoch, _ in event.sealed:
+            request = self.state.requests.get(req)
+            if request is not None and request.follows and (request.worker, request.epoch) == (event.worker, epoch):
+                self._move_out(request)
 
     def _leave_heir(self, request: Request) -> None:
         """What an heir has loaded ahead is not wanted any more."""
@@ -494,7 +545,7 @@ class Core:
             heir = self.state.workers[request.heir]
             self.checkpoints.restore_ends(heir, request.req)
             self._out.append(c.Cancel(heir.id, request.req, request.epoch))
-            request.heir = -1
+            request.heir, request.follows = -1, False
 
     def _heir_died(self, worker: Worker) -> None:
         """Requests whose pages went ahead to it go without."""
@@ -503,9 +554,16 @@ class Core:
             if request.phase == RequestPhase.RUNNING:
                 self._move_out(request)
 
-    def _drained_if_empty(self, worker: Worker) -> None:
-        if worker.phase == WorkerPhase.DRAINING and not worker.requests:
-            self._become(worker, WorkerPhase.DRAINED, "")
+    def _moved_away(self, worker: Worker) -> None:
+        """If what was to leave it has left, it is drained, or its process is replaced."""
+        if worker.phase != WorkerPhase.DRAINING:
+            return
+        requests = [self.state.requests[req] for req in worker.requests]
+        if not worker.renewal:
+            if not requests:
+                self._become(worker, WorkerPhase.DRAINED, "")
+        elif not any(request.heir >= 0 or request.phase == RequestPhase.MOVING for request in requests):
+            self._suspect(worker, worker.renewal)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,8 @@ class Request(msgspec.Struct):
 
     `pages` counts its whole pages whose KV its worker has; `limit` is how many tokens it can come to have.
     `evicted`: it has lost its KV checkpoint to another once, and may not take another's in turn.
-    `heir` loads its sealed pages ahead of a planned move; -1 for none.
+    `heir` loads its sealed pages ahead of a planned move (-1: none), `follows`: it has, and with the next page that is
+    sealed the request goes there.
     """
 
     req: int
@@ -75,6 +76,7 @@ class Request(msgspec.Struct):
     pages: int = 0
     evicted: bool = False
     heir: int = -1
+    follows: bool = False
 
 
 class Worker(msgspec.Struct):
@@ -93,6 +95,8 @@ class Worker(msgspec.Struct):
     gray_steps: int = 0
     is_to_drain: bool = False
     """The operator wants it without work; that outlives a death."""
+    renewal: str = ""
+    """The verb (restart, upgrade) that replaces its process as soon as what moves away from it has moved."""
     restarts: int = 0
     requests: dict[int, bool] = {}
     backlog: dict[int, int] = {}

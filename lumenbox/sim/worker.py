@@ -193,6 +193,10 @@ class SimWorker:
             self._advance()
 
     def _advance(self) -> None:
+        if self.scheduler.has_dropped:
+            if self._commit(Shape(0, 0, 0), 0.0):
+                self._after(BETWEEN_STEPS_S, self._turn)
+            return
         batch = self.scheduler.plan(self._noise.choice((None, self._kv.page_size, 2 * self._kv.page_size)))
         self.scheduler.check()
         if batch is not None:

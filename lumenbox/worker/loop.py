@@ -103,6 +103,8 @@ class WorkerLoop:
                 self._obey(command)
             if self._stopping:
                 return 0
+            if self._scheduler.has_dropped:
+                self._send_news()  # whoever takes over may begin now, and not a step later
             self._checkpoints.restore_some(self._scheduler)
             self._advance()
             idle = self._scheduler.idle and not self._scheduler.has_news and not self._checkpoints.has_news
@@ -143,7 +145,7 @@ class WorkerLoop:
         batch = self._scheduler.plan(self._prefill_limit())
         if batch is None:
             if self._scheduler.has_news or self._checkpoints.has_news:
-                self._send(self._frame(Shape(0, 0, 0), time.monotonic_ns(), 0.0, self._scheduler.report()))
+                self._send_news()
             return
         self._faults.at("page_taken")
         shape = Shape(batch.decodes, batch.prefill_tokens, batch.context_tokens)
@@ -164,6 +166,10 @@ class WorkerLoop:
         self._model.observe(shape, seconds)
         self._status.write(Phase.SEND, self._step, ended_ns, ended_waited_ns)
         self._send(self._frame(shape, started_ns, seconds, self._scheduler.report()))
+
+    def _send_news(self) -> None:
+        """A frame without a step."""
+        self._send(self._frame(Shape(0, 0, 0), time.monotonic_ns(), 0.0, self._scheduler.report()))
 
     def _compute(self, batch: Batch, started_ns: int) -> None:
         self._scheduler.commit(batch, self._engine.execute(batch))

@@ -93,12 +93,12 @@ def test_a_slow_worker_makes_one_wait_longer_up_to_a_bound(pace: float, factor: 
 
 def test_ties_go_to_the_fewest_requests_then_to_the_lowest_number() -> None:
     box = state(worker(0), worker(1))
-    assert least_wait(box, reversed(box.workers.values()), 10) is box.workers[0]
+    assert least_wait(box, [*box.workers.values()], 10) is box.workers[0]
     assert least_wait(box, [], 10) is None
     free = StepModel(coefficients=[0.01, 0.0, 0.0, 0.0])
     box = state(worker(0, requests=2), worker(1, requests=1))
     box.model = free
-    assert least_wait(box, box.workers.values(), 10) is box.workers[1]
+    assert least_wait(box, [*box.workers.values()], 10) is box.workers[1]
 
 
 # -- the ways back -------------------------------------------------------------------------------------------------
@@ -162,5 +162,5 @@ def test_a_worker_whose_seats_are_taken_is_passed_over() -> None:
     """Two seats each: w0 has both taken and no backlog, w1 has one free behind a backlog of 5 ms."""
     box = state(worker(0, requests=2), worker(1, requests=1, backlog=5))
     box.config = CoreConfig(**{**msgspec.structs.asdict(box.config), "max_num_seqs": 2})
-    heir = least_wait(box, box.workers.values(), 10)
+    heir = least_wait(box, [*box.workers.values()], 10)
     assert heir is not None and heir.id == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -88,11 +89,14 @@ def test_a_token_comes_with_the_chunk_that_completes_its_text(pieces: list[bytes
 
 @settings(max_examples=100)
 @given(PIECES)
+@example([b"\xed", b"\xa0"])
 def test_without_stop_strings_nothing_but_open_characters_is_held(pieces: list[bytes]) -> None:
+    """Two bytes of a surrogate are no character, but Python's decoder waits for the third before it says so."""
     outs = releases(pieces)
     for count in range(len(outs)):
         begun = b"".join(pieces[:count])
-        assert len(text(outs[:count])) == len(begun.decode("utf-8", "replace")) - may_be_completed(begun)
+        held = 2 if re.search(rb"\xed[\xa0-\xbf]\Z", begun) else may_be_completed(begun)
+        assert len(text(outs[:count])) == len(begun.decode("utf-8", "replace")) - held
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
