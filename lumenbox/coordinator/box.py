@@ -264,8 +264,10 @@ class Box:
         entry = self.ledger.entries[command.req]
         if command.epoch > entry.epoch:
             entry.epoch = command.epoch
-            entry.recoveries += 1
-            self._streams[entry.rid].recoveries += 1
+            if not entry.is_rebalanced:
+                entry.recoveries += 1
+                self._streams[entry.rid].recoveries += 1
+            entry.is_rebalanced = False
         slot = self.slots[command.worker]
         entry.slots = list(command.slots)
         if command.way == "reattach":
@@ -434,8 +436,8 @@ class Box:
             return
         entry = self.ledger.entries[rid]
         slot.mirror.sampled(rid, len(entry.tokens))
-        if entry.recoveries:
-            self.recoveries.first_token(rid, slot.worker, stream.last_news)
+        if entry.is_recovering:
+            entry.is_recovering = self.recoveries.first_token(rid, slot.worker, stream.last_news)
         stream.gained(entry, gain)
         if gain.finish_reason is not None:
             self.counters["finished"] += 1
@@ -508,11 +510,13 @@ class Box:
         assert self.report is not None
         pool_lost = slot.device_lost or slot.pool_identity != self.report.identity
         slot.returning.clear()
+        owned = [self.ledger.entries.get(rid) for rid in self.core.state.workers[slot.worker].requests]
+        lost = [entry for entry in owned if entry is not None]
         interrupted = tuple(
-            e.Interrupted(rid, len(entry.tokens), slot.mirror.computed.get(rid, 0))
-            for rid in self.core.state.workers[slot.worker].requests
-            if (entry := self.ledger.entries.get(rid)) is not None
+            e.Interrupted(entry.rid, len(entry.tokens), slot.mirror.computed.get(entry.rid, 0)) for entry in lost
         )
+        for entry in lost:
+            entry.is_rebalanced = False  # this is a recovery, whatever move was under way
         died = (command.worker, command.incarnation, cause, own_making, pool_lost)
         event = e.Settled(time.monotonic(), *died, interrupted)
         answer = self.tell(event)
@@ -531,11 +535,14 @@ class Box:
             entry = self.ledger.entries.get(rid)
             if entry is not None:
                 kept = self._kept_tokens(slot, entry, way)
+                entry.is_recovering = True
+                entry.is_rebalanced = plan.cause == "rebalance"
                 holders = [holder.worker for holder in self._holders(rid)]
                 report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept, holders)
         if begun is None:
+            kind = "rebalance" if plan.cause == "rebalance" else "recovery"
             told = {"report": report.document["id"], "requests": len(plan.ways), "ways": report.ways}
-            self.events.add("recovery", worker=plan.worker, cause=plan.cause, **told, checkpoint=covered)
+            self.events.add(kind, worker=plan.worker, cause=plan.cause, **told, checkpoint=covered)
         what = "lost " if times is not None else ""
         log.info("worker %d %s(%s): %d requests go on", plan.worker, what, plan.cause, len(plan.ways))
 

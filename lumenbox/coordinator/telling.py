@@ -131,11 +131,14 @@ class Recovery:
             if document["restore_s"]:
                 document["restore_bytes_s"] = round(document["restored_bytes"] / document["restore_s"])
 
-    def first_token(self, rid: int, heir: int, last_token: float) -> None:
-        """An interrupted request draws its next token; `last_token` is when its client had the one before."""
+    def first_token(self, rid: int, heir: int, last_token: float) -> bool:
+        """An interrupted request draws a token; `last_token` is when its client had the one before. Returns whether it
+        is to come yet: one that migrates still decodes where it was."""
         row = self._open.get(rid)
-        if row is None or (row["way"] == "migrate" and heir == row["from_worker"]):
-            return
+        if row is None:
+            return False
+        if row["way"] == "migrate" and heir == row["from_worker"]:
+            return True
         del self._open[rid]
         now = time.monotonic()
         row["to_worker"], row["stall_s"] = heir, now - last_token
@@ -146,6 +149,7 @@ class Recovery:
             if row["way"] != "reattach":
                 self.document["tail_prefill_s"] = now - self._loaded.get(rid, self._planned)
         self._close_if_done(now)
+        return False
 
     def _count(self, row: dict[str, Any]) -> None:
         figures = self._figures
@@ -197,9 +201,9 @@ class Recoveries:
         for recovery in self._kept:
             recovery.moved(rid, tokens)
 
-    def first_token(self, rid: int, heir: int, last_token: float) -> None:
-        for recovery in self._kept:
-            recovery.first_token(rid, heir, last_token)
+    def first_token(self, rid: int, heir: int, last_token: float) -> bool:
+        """Whether a report still waits for it."""
+        return any([recovery.first_token(rid, heir, last_token) for recovery in self._kept])
 
     def restored(self, rid: int, tokens: int, num_bytes: int, seconds: float) -> None:
         for recovery in self._kept:
@@ -215,6 +219,8 @@ class Recoveries:
                 recovery.reborn()
 
     def find(self, which: str) -> dict[str, Any] | None:
-        """The report of that number, or the last one."""
-        wanted = [r.document for r in self._kept if which in ("last", str(r.document["id"]))]
+        """The report of that number, or the last one of a recovery: moves for balance alone come and go."""
+        wanted = [r.document for r in self._kept if which == str(r.document["id"])]
+        if which == "last":
+            wanted = [r.document for r in self._kept if r.document["cause"] != "rebalance"]
         return wanted[-1] if wanted else None

@@ -25,6 +25,10 @@ class Entry:
     priority: int = 0
     epoch: int = 0
     recoveries: int = 0
+    is_recovering: bool = False
+    """A report waits for its next token from another worker, or another life of its own."""
+    is_rebalanced: bool = False
+    """It is about to move for balance: no recovery."""
     cached: int | None = None
     arrived: float = 0.0
     finish_reason: str | None = None

@@ -237,6 +237,8 @@ class Core:
             if request is not None and request.worker == worker.id and request.phase == RequestPhase.RUNNING:
                 self.checkpoints.crossed(request, pages, event.now)
         if worker.committed_steps > COLD_STEPS:
+            if worker.committed_steps == COLD_STEPS + 1:
+                self._rebalance(worker)
             self._learn(worker, event)
 
     def _learn(self, worker: Worker, step: e.StepCommitted) -> None:
@@ -273,7 +275,6 @@ class Core:
             self._drain(worker)
         else:
             self._place_held()
-            self._rebalance(worker)
 
     def _exiting(self, event: e.WorkerExiting) -> None:
         worker = self.state.workers[event.worker]
@@ -444,7 +445,8 @@ class Core:
                 worker.is_to_drain = False
                 self._become(worker, WorkerPhase.READY, "resumed")
                 self._place_held()
-                self._rebalance(worker)
+                if worker.committed_steps > COLD_STEPS:
+                    self._rebalance(worker)
             case "restart" | "upgrade" if self._is_alive(worker):
                 self._suspect(worker, event.verb)
             case "restart" | "upgrade" if worker.phase in (WorkerPhase.DEAD, WorkerPhase.QUARANTINED):
@@ -472,8 +474,12 @@ class Core:
         self._move_all(worker, verb, heirs)
 
     def _rebalance(self, newcomer: Worker) -> None:
-        """A worker is back: what decodes faster there moves to it. The other strategies are kept as published."""
-        if self.state.config.routing != "cost":
+        """A worker is back: what decodes faster there moves to it. The other strategies are kept as published.
+
+        Only once it has done a few steps with what is new: no stream that runs elsewhere is to find out what is wrong
+        with a newborn.
+        """
+        if self.state.config.routing != "cost" or newcomer.phase not in SERVING:
             return
         others = [worker for worker in self._serving() if worker.id != newcomer.id]
         moves = rebalancing.moves(self.state, newcomer, others)

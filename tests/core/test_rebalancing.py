@@ -67,10 +67,14 @@ def test_nobody_moves_by_a_model_that_knows_nothing() -> None:
 
 
 @pytest.mark.parametrize(("recovery", "count"), [("box", 2), ("lumen", 0)])
-def test_a_worker_that_is_back_is_sent_pages(recovery: str, count: int) -> None:
+def test_a_worker_that_is_back_is_sent_pages_when_it_has_shown_that_it_works(recovery: str, count: int) -> None:
     core = Core(state=box(4, recovery=recovery))
     core.check()
-    answer = core.handle(e.WorkerReady(1.0, 1, 2, 1000, False))
+    answers = core.handle(e.WorkerReady(1.0, 1, 2, 1000, False))
+    for number in (1, 2):
+        answers += core.handle(e.StepCommitted(1.0, 1, 2, number, 1, 0, 100, 0.012, 900))
+    assert not any(isinstance(command, c.PreRestore) for command in answers)
+    answer = core.handle(e.StepCommitted(1.0, 1, 2, 3, 1, 0, 100, 0.012, 900))
     core.check()
     assert sum(isinstance(command, c.PreRestore) for command in answer) == count
     planned = [command for command in answer if isinstance(command, c.Planned)]

@@ -59,7 +59,8 @@ def assert_told(box: Box) -> None:
     assert report["checkpoint"]["coverage"] == 1.0
     assert all(row["holders"] for row in report["requests"])
     restored = [worker["restored_bytes"] for worker in workers]
-    assert sum(restored) == report["restored_bytes"] > 0 and report["restore_bytes_s"] > 0
+    told_bytes = sum(box.report(event["report"])["restored_bytes"] for event in box.events() if "report" in event)
+    assert sum(restored) == told_bytes >= report["restored_bytes"] > 0 and report["restore_bytes_s"] > 0
     assert sum(worker["sealed_bytes"] for worker in workers) >= report["restored_bytes"]
     (told,) = [event for event in box.events() if event["kind"] == "recovery"]
     assert told["ways"] == {"restore": len(report["requests"])} and told["checkpoint"] == report["checkpoint"]
@@ -124,5 +125,41 @@ def test_a_drain_loads_the_pages_ahead(long_bodies: list[Body], long_answers: li
         assert box.steer("drain", worker=victim)["state"] == "drained"
         assert_unchanged(clients.join(), long_answers)
         assert box.worker(victim)["running"] == 0
+        report = box.report()
+        assert report["cause"] == "drain" and report["requests"]
+        for row in report["requests"]:
+            assert (row["way"], row["from_worker"]) == ("migrate", victim) and row["to_worker"] != victim
+            assert row["recomputed_tokens"] < 16 and row["stall_s"] is not None, "its pages went ahead"
         box.steer("resume", worker=victim)
         box.whole().idle()
+
+
+def test_a_restart_sends_its_requests_ahead(long_bodies: list[Body], long_answers: list[Answer]) -> None:
+    with running("--recovery", "box") as box:
+        clients = Clients(box, long_bodies).flowing(40)
+        box.steer("restart", worker=box.busy()["id"])
+        assert_unchanged(clients.join(), long_answers)
+        box.whole().idle()
+        (event,) = [event for event in box.events() if event["kind"] == "recovery"]
+        report = box.report(event["report"])
+        assert report["cause"] == "restart" and report["respawn_s"] is not None
+        assert any(row["way"] == "migrate" for row in report["requests"])
+
+
+def test_a_worker_that_is_back_takes_its_share() -> None:
+    """Once it has served something new; the streams that then move to it do not count that as a recovery."""
+    bodies = [chat(f"{n} {LONG_PROMPT}", 600, temperature=0) for n in range(4)]
+    with running("--recovery", "box") as box:
+        expected = Clients(box, bodies).join()
+        clients = Clients(box, bodies).flowing(40)
+        victim = box.busy()
+        box.steer("chaos", kind="lose", worker=victim["id"])
+        box.replaced(victim["id"], victim["incarnation"])
+        assert box.stream(chat("new", 20)).is_whole
+        assert_unchanged(clients.join(), expected)
+        moves = [event for event in box.events() if event["kind"] == "rebalance"]
+        assert moves and box.report()["cause"] == "device_lost"
+        for event in moves:
+            assert event["ways"] == {"migrate": event["requests"]}
+            assert any(row["stall_s"] is not None for row in box.report(event["report"])["requests"])
+        box.idle()
