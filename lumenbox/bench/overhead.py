@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -76,7 +77,8 @@ def _cpu_us_per_token(ours: boxes.Box, theirs: boxes.Box, streams: int, phase: s
 def _bind(box: boxes.Box, cores: list[int]) -> None:
     for pid in descendants(box.pid):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), cores)
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores)
 
 
 async def _side_by_side(pair: tuple[boxes.Box, boxes.Box], streams: int, phase: str, number: int) -> list[float]:

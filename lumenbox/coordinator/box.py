@@ -249,6 +249,10 @@ class Box:
             case c.Planned(ways=ways):
                 if any(way == "migrate" for _, way, _ in ways):  # else it is told by _fence, which has the times
                     self._tell_recovery(command, documents.checkpoints(self))
+            case c.Stays(req=req):
+                if (entry := self.ledger.entries.get(req)) is not None:
+                    entry.is_rebalanced = False
+                    self.recoveries.stays(req)
             case c.Exit():
                 if not self.ended.done():
                     self.ended.set_result(command)
@@ -530,6 +534,7 @@ class Box:
         report = begun or self.recoveries.open(plan, covered)
         if times is not None:
             report.fenced(*times)
+        report.planned(plan)
         slot = self.slots[plan.worker]
         for rid, way, heir in plan.ways:
             entry = self.ledger.entries.get(rid)
@@ -538,6 +543,7 @@ class Box:
                 entry.is_recovering = True
                 entry.is_rebalanced = plan.cause == "rebalance"
                 holders = [holder.worker for holder in self._holders(rid)]
+                self.recoveries.stays(rid)  # an older move of it is superseded
                 report.interrupted(rid, f"req-{rid}", way, heir, len(entry.tokens), kept, holders)
         if begun is None:
             kind = "rebalance" if plan.cause == "rebalance" else "recovery"
@@ -604,9 +610,10 @@ class Box:
         before = self.core.state.workers[worker].incarnation
         self.ask(verb, worker)
         slot = self.core.state.workers[worker]
-        settled = (WorkerPhase.READY, WorkerPhase.QUARANTINED)
+        back = (WorkerPhase.READY, WorkerPhase.DRAINED)
+        settled = (*back, WorkerPhase.QUARANTINED)
         await self.until(lambda: slot.incarnation > before and slot.phase in settled)
-        if slot.phase != WorkerPhase.READY:
+        if slot.phase not in back:
             raise LumenboxError(f"worker {worker} did not come back: it is {slot.phase}")
 
     async def upgrade(self, environment: dict[str, str]) -> None:

@@ -49,8 +49,11 @@ class Recovery:
         self._figures = figures
         self._planned = self._failed = time.monotonic()
         self._open: dict[int, dict[str, Any]] = {}
+        self._staying: set[int] = set()
+        """Those of the open ones that migrate and have not left yet."""
         self._loaded: dict[int, float] = {}
         """When the pages of a request were there."""
+        self._is_fenced = False
         self.worker = plan.worker
         self.life = (plan.worker, plan.incarnation, plan.cause)
         self.document: dict[str, Any] = {
@@ -75,12 +78,18 @@ class Recovery:
             "requests": [],
             "lost_tokens": 0,
             "duplicated_tokens": 0,
-            "failed_requests": sum(1 for _, way, _ in plan.ways if way == "end"),
+            "failed_requests": 0,
         }
-        figures.recoveries["end", "ended"] += self.document["failed_requests"]
+
+    def planned(self, plan: Planned) -> None:
+        """Count those of a plan that cannot go on."""
+        ended = sum(1 for _, way, _ in plan.ways if way == "end")
+        self.document["failed_requests"] += ended
+        self._figures.recoveries["end", "ended"] += ended
 
     def fenced(self, noticed: float, failed: float, fenced: float) -> None:
         """Its worker died, or was made to: what of it is planned now follows the fence."""
+        self._is_fenced = True
         self._planned = now = time.monotonic()
         if not self.document["requests"]:  # else it began with requests that moved before
             self._failed = failed
@@ -110,12 +119,27 @@ class Recovery:
             "recomputed_tokens": tokens - kept,
             "stall_s": None,
         }
+        self._drop(rid)
         self.document["requests"].append(row)
         self._open[rid] = row
+        if way == "migrate":
+            self._staying.add(rid)
+
+    def stays(self, rid: int) -> None:
+        """A move that was under way does not happen, or another plan takes its place."""
+        if rid in self._open and self._open[rid]["way"] == "migrate":
+            self._drop(rid)
+            self._close_if_done(time.monotonic())
+
+    def _drop(self, rid: int) -> None:
+        self._staying.discard(rid)
+        if (row := self._open.pop(rid, None)) is not None:
+            self.document["requests"].remove(row)
 
     def moved(self, rid: int, tokens: int) -> None:
         """One that migrates has left its worker."""
-        if (row := self._open.get(rid)) is not None and row["way"] == "migrate":
+        if (row := self._open.get(rid)) is not None and rid in self._staying:
+            self._staying.remove(rid)
             row["tokens_before"] = row["recomputed_tokens"] = tokens
             row["restored_tokens"] = 0
 
@@ -137,7 +161,7 @@ class Recovery:
         row = self._open.get(rid)
         if row is None:
             return False
-        if row["way"] == "migrate" and heir == row["from_worker"]:
+        if rid in self._staying:
             return True
         del self._open[rid]
         now = time.monotonic()
@@ -145,13 +169,16 @@ class Recovery:
         self._count(row)
         if self.document["first_token_s"] is None:
             first_token_s = self.document["first_token_s"] = now - self._failed
-            self._figures.phase_s["first_token"].observe(first_token_s)
+            if row["way"] != "migrate":
+                self._figures.phase_s["first_token"].observe(first_token_s)
             if row["way"] != "reattach":
                 self.document["tail_prefill_s"] = now - self._loaded.get(rid, self._planned)
         self._close_if_done(now)
         return False
 
     def _count(self, row: dict[str, Any]) -> None:
+        if self.document["cause"] == "rebalance":
+            return
         figures = self._figures
         figures.stall_s.observe(row["stall_s"])
         figures.recoveries[row["way"], "resumed"] += 1
@@ -161,21 +188,23 @@ class Recovery:
 
     def gone(self, rid: int) -> None:
         """An interrupted request ended, by its client or by an error."""
+        if rid in self._staying:
+            self.stays(rid)  # it was never interrupted
         if (row := self._open.pop(rid, None)) is not None:
             self._figures.recoveries[row["way"], "ended"] += 1
             self._close_if_done(time.monotonic())
 
     def reborn(self) -> None:
         """The next incarnation is ready."""
-        if self.document["respawn_s"] is None:
+        if self._is_fenced and self.document["respawn_s"] is None:
             respawn_s = self.document["respawn_s"] = time.monotonic() - self._failed
             self._figures.respawn_s.observe(respawn_s)
 
     def _close_if_done(self, now: float) -> None:
         if not self._open:
-            self.document["recovered_s"] = now - self._failed
-            if self.document["restore_s"] is not None:
+            if self.document["restore_s"] is not None and self.document["recovered_s"] is None:
                 self._figures.phase_s["restore"].observe(self.document["restore_s"])
+            self.document["recovered_s"] = now - self._failed
 
 
 class Recoveries:
@@ -196,6 +225,10 @@ class Recoveries:
     def begun(self, plan: Planned) -> Recovery | None:
         """The report that this plan goes on with: requests moved away before their worker was replaced."""
         return next((r for r in self._kept if r.life == (plan.worker, plan.incarnation, plan.cause)), None)
+
+    def stays(self, rid: int) -> None:
+        for recovery in self._kept:
+            recovery.stays(rid)
 
     def moved(self, rid: int, tokens: int) -> None:
         for recovery in self._kept:

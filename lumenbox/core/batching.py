@@ -203,6 +203,11 @@ class BatchScheduler:
             return None
         return Restore(seq, first, pages)
 
+    def restore_may_come(self, seq: Sequence) -> bool:
+        """Whether frames can free the pages that `begin_restore` did not get, without anything having to end."""
+        missing = len(seq.crcs) - len(self.pool.lookup(seq.hashes[: len(seq.crcs)]))
+        return missing <= self.pool.num_reachable
+
     def end_restore(self, restore: Restore, good: int) -> int:
         """Keep the first `good` loaded pages as prefix cache, which the request then starts from; returns how many of
         its pages are there."""

@@ -147,6 +147,12 @@ class Planned(Command, frozen=True, tag=True, array_like=True):
     ways: tuple[tuple[int, str, int], ...]
 
 
+class Stays(Command, frozen=True, tag=True, array_like=True):
+    """A request that was to migrate decodes on where it is: its heir is gone, or could not take its pages."""
+
+    req: int
+
+
 class Exit(Command, frozen=True, tag=True, array_like=True):
     """The box ends with this exit code."""
 
@@ -169,5 +175,6 @@ AnyCommand = (
     | SetTimer
     | Changed
     | Planned
+    | Stays
     | Exit
 )

@@ -146,8 +146,15 @@ class Core:
         self.state.num_backlog += 1
         self.checkpoints.moved(request)
         if way == "restore":
-            self.checkpoints.restore_begins(worker, request)
+            self._restore_begins(worker, request)
         self._tell_owner(request, way)
+
+    def _restore_begins(self, worker: Worker, request: Request) -> None:
+        """It seals nothing meanwhile: who waits for a page to be sealed there waits no longer."""
+        self.checkpoints.restore_begins(worker, request)
+        for req in worker.requests:
+            if self.state.requests[req].follows:
+                self._move_out(self.state.requests[req])
 
     def _tell_owner(self, request: Request, way: str) -> None:
         checkpoint = self.state.arena.checkpoints.get(request.req)
@@ -321,7 +328,7 @@ class Core:
 
     def _rebirth_delay_s(self, worker: Worker, event: e.Settled) -> float | None:
         """Seconds until the next incarnation may start; None if there is to be none."""
-        if not self.state.config.respawn and event.cause not in PLANNED_CAUSES:
+        if not self.state.config.respawn and event.cause not in PLANNED_CAUSES and not worker.renewal:
             return None
         if not event.own_making or worker.committed_steps:
             return 0.0
@@ -393,7 +400,7 @@ class Core:
         if way.way == "end":
             self._end(lost.req, "worker_lost")
             return
-        if request.heir != way.heir:
+        if request.heir != way.heir or way.way != "restore":
             self._leave_heir(request)
         request.epoch += 1
         request.tokens, request.heir, request.follows = lost.tokens, -1, False
@@ -459,19 +466,22 @@ class Core:
         """Move everything away; with nowhere to move to, what runs finishes here."""
         heirs = self._heirs(worker)
         self._become(worker, WorkerPhase.DRAINING, "")
+        self._heir_leaves(worker)
         if self._serving():
             self._move_all(worker, "drain", {req: heirs.get(req, -1) for req in worker.requests})
         self._moved_away(worker)
 
     def _renew(self, worker: Worker, verb: str) -> None:
         """Replace its process. What has sealed pages moves away first if it can; for the rest this is a death."""
-        heirs = self._heirs(worker)
-        if not heirs:
+        heirs = rebalancing.with_room(self.state, self._heirs(worker))
+        if not heirs and not self._are_moving(worker):
             self._suspect(worker, verb)
             return
         self._become(worker, WorkerPhase.DRAINING, verb)
         worker.renewal = verb
+        self._heir_leaves(worker)
         self._move_all(worker, verb, heirs)
+        self._moved_away(worker)
 
     def _rebalance(self, newcomer: Worker) -> None:
         """A worker is back: what decodes faster there moves to it. The other strategies are kept as published.
@@ -499,7 +509,8 @@ class Core:
         return {req: way.heir for req, way in ways.items() if way.way == "restore"}
 
     def _move_all(self, worker: Worker, cause: str, heirs: dict[int, int]) -> None:
-        """Have these requests move, each to its heir (-1: to be found when it has left)."""
+        """Have these requests move, each to its heir (-1: to be found when it has left); some may be on their way."""
+        heirs = {req: heir for req, heir in heirs.items() if not _is_moving(self.state.requests[req])}
         if not heirs:
             return
         ways = tuple((req, "migrate", heir) for req, heir in heirs.items())
@@ -513,14 +524,12 @@ class Core:
         It follows when its next page is sealed too: then the heir has but a token or two to prefill, and not most of a
         page, for which all its residents would wait.
         """
-        if request.heir >= 0 or request.phase == RequestPhase.MOVING:
-            return  # it is on its way
         checkpoint = self.state.arena.checkpoints.get(request.req)
         if heir < 0 or checkpoint is None or request.phase != RequestPhase.RUNNING:
             self._move_out(request)
             return
         request.heir = heir
-        self.checkpoints.restore_begins(self.state.workers[heir], request)
+        self._restore_begins(self.state.workers[heir], request)
         sealed = tuple(checkpoint.slots[: checkpoint.sealed])
         self._out.append(c.PreRestore(heir, request.req, request.epoch, sealed))
 
@@ -529,14 +538,20 @@ class Core:
         self._out.append(c.MoveOut(request.worker, request.req, request.epoch))
 
     def _restored(self, event: e.RestoreDone) -> None:
-        """An heir has the pages. If they were sent ahead, the request follows: now, if no page is to be sealed."""
+        """An heir has the pages. If they were sent ahead, the request follows: now, if no page will be sealed soon."""
         self.checkpoints.restored(event)
         request = self.state.requests.get(event.req)
         if request is None or (request.heir, request.epoch) != (event.worker, event.epoch):
             return
-        request.follows = request.phase == RequestPhase.RUNNING
-        if request.follows and not (event.pages and self.checkpoints.is_sealing(request)):
+        if request.phase != RequestPhase.RUNNING:
+            return
+        if not event.pages:
+            request.heir = -1
+            self._lost_heir(request)
+        elif self.state.workers[request.worker].restoring or not self.checkpoints.is_sealing(request):
             self._move_out(request)
+        else:
+            request.follows = True
 
     def _sealed(self, event: e.PagesSealed) -> None:
         self.checkpoints.sealed(event)
@@ -554,22 +569,41 @@ class Core:
             request.heir, request.follows = -1, False
 
     def _heir_died(self, worker: Worker) -> None:
-        """Requests whose pages went ahead to it go without."""
+        """Requests whose pages went ahead to it go without, or not at all."""
         for request in [r for r in self.state.requests.values() if r.heir == worker.id]:
-            request.heir = -1
+            request.heir, request.follows = -1, False
             if request.phase == RequestPhase.RUNNING:
-                self._move_out(request)
+                self._lost_heir(request)
+
+    def _heir_leaves(self, worker: Worker) -> None:
+        """The same for one that lives on, but takes no requests any more."""
+        for request in [r for r in self.state.requests.values() if r.heir == worker.id]:
+            self._leave_heir(request)
+            if request.phase == RequestPhase.RUNNING:
+                self._lost_heir(request)
+
+    def _lost_heir(self, request: Request) -> None:
+        """A drain moves it all the same; else it is best off where it is."""
+        source = self.state.workers[request.worker]
+        if source.phase == WorkerPhase.DRAINING and not source.renewal:
+            self._move_out(request)
+        else:
+            self._out.append(c.Stays(request.req))
+            self._moved_away(source)
 
     def _moved_away(self, worker: Worker) -> None:
         """If what was to leave it has left, it is drained, or its process is replaced."""
         if worker.phase != WorkerPhase.DRAINING:
             return
-        requests = [self.state.requests[req] for req in worker.requests]
         if not worker.renewal:
-            if not requests:
+            if not worker.requests:
                 self._become(worker, WorkerPhase.DRAINED, "")
-        elif not any(request.heir >= 0 or request.phase == RequestPhase.MOVING for request in requests):
+        elif not self._are_moving(worker):
             self._suspect(worker, worker.renewal)
+
+    def _are_moving(self, worker: Worker) -> bool:
+        """Whether a request is about to leave it."""
+        return any(_is_moving(self.state.requests[req]) for req in worker.requests)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -616,6 +650,10 @@ class Core:
             assert (request.phase == RequestPhase.RETURNING) <= (
                 worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY, WorkerPhase.DRAINING)
             )
+
+
+def _is_moving(request: Request) -> bool:
+    return request.heir >= 0 or request.phase == RequestPhase.MOVING
 
 
 def _keeps_pool(event: e.Settled, delay: float | None) -> bool:

@@ -23,63 +23,83 @@ MARGIN = 2.0
 class _Load(msgspec.Struct):
     """What a worker's steps are made of, and the requests that may leave it."""
 
-    worker: Worker
     pace: float
     residents: int
     context: int
     spare_pages: int
-    movable: list[Request]
+    movable: list[Request] = []
 
     def step_s(self, rates: tuple[float, float, float, float]) -> float:
         base, per_decode, _, per_context = rates
         return (base + per_decode * self.residents + per_context * self.context) * self.pace
 
+    def takes(self, state: CoreState, request: Request, sign: int) -> None:
+        """It comes here (1), or leaves (-1)."""
+        self.residents += sign
+        self.context += sign * _tokens(state, request)
+        self.spare_pages -= sign * _pages(state, request)
+
+    def has_room(self, state: CoreState, request: Request) -> bool:
+        return self.residents < state.config.max_num_seqs and _pages(state, request) <= self.spare_pages
+
 
 def moves(state: CoreState, newcomer: Worker, others: Sequence[Worker]) -> list[Request]:
-    """Requests of `others` to move to `newcomer`, in the order in which each gains most."""
+    """Requests of `others` to move to `newcomer`: of the slowest first, and of its requests what gains most."""
     if state.model.observed < FIRST_OBSERVATIONS:
         return []
     rates = state.model.rates
     home, givers = _load(state, newcomer), [_load(state, worker) for worker in others]
+    for giver in givers:
+        giver.movable.sort(key=lambda request: _gain_s(state, request, giver, home), reverse=True)
     chosen: list[Request] = []
     while givers:
         giver = max(givers, key=lambda load: load.step_s(rates))
-        best = max(giver.movable, key=lambda r: _gain_s(state, r, giver, home), default=None)
-        if best is None or _gain_s(state, best, giver, home) <= 0:
-            return chosen
-        chosen.append(best)
-        giver.movable.remove(best)
-        for load, sign in ((giver, -1), (home, 1)):
-            load.residents += sign
-            load.context += sign * _tokens(state, best)
-            load.spare_pages -= sign * _pages(state, best)
+        if giver.movable and _gain_s(state, giver.movable[0], giver, home) > 0:
+            chosen.append(giver.movable.pop(0))
+            giver.takes(state, chosen[-1], -1)
+            home.takes(state, chosen[-1], 1)
+        else:
+            givers.remove(giver)
+    return chosen
+
+
+def with_room(state: CoreState, heirs: dict[int, int]) -> dict[int, int]:
+    """Of these moves (request, heir) those whose heir has a seat and the pages: elsewhere it would only wait."""
+    loads = {heir: _load(state, state.workers[heir]) for heir in set(heirs.values())}
+    chosen: dict[int, int] = {}
+    for req, heir in heirs.items():
+        if loads[heir].has_room(state, state.requests[req]):
+            loads[heir].takes(state, state.requests[req], 1)
+            chosen[req] = heir
     return chosen
 
 
 def _load(state: CoreState, worker: Worker) -> _Load:
-    requests = [state.requests[req] for req in worker.requests]
-    return _Load(
-        worker,
-        min(LARGEST_PACE, max(1.0, worker.pace)),
-        len(requests),
-        sum(_tokens(state, request) for request in requests),
-        worker.free_pages,
-        [request for request in requests if _may_move(state, worker, request)],
-    )
+    """With those that are on their way to it, without those that are on their way from it."""
+    staying = [state.requests[req] for req in worker.requests if not _leaves(state.requests[req])]
+    load = _Load(min(LARGEST_PACE, max(1.0, worker.pace)), 0, 0, worker.free_pages)
+    load.residents, load.context = len(staying), sum(_tokens(state, request) for request in staying)
+    load.movable = [request for request in staying if _may_move(state, worker, request)]
+    for request in state.requests.values():
+        if request.heir == worker.id:
+            load.takes(state, request, 1)
+    return load
+
+
+def _leaves(request: Request) -> bool:
+    return request.heir >= 0 or request.phase == RequestPhase.MOVING
 
 
 def _may_move(state: CoreState, worker: Worker, request: Request) -> bool:
     """Only what can be restored elsewhere: to compute it again would cost more than it saves."""
-    if request.phase != RequestPhase.RUNNING or request.heir >= 0 or request.req in worker.restoring:
-        return False
-    return _sealed(state, request) > 0
+    return request.phase == RequestPhase.RUNNING and request.req not in worker.restoring and _sealed(state, request) > 0
 
 
 def _gain_s(state: CoreState, request: Request, giver: _Load, home: _Load) -> float:
     """Stream-seconds that its move saves, less what it costs."""
-    config, (_, per_decode, per_token, per_context) = state.config, state.model.rates
-    if home.residents >= config.max_num_seqs or _pages(state, request) > home.spare_pages:
+    if not home.has_room(state, request):
         return 0.0
+    config, (_, per_decode, per_token, per_context) = state.config, state.model.rates
     tokens = _tokens(state, request)
     steps = _steps(request, tokens)
     its_s = per_decode + per_context * tokens

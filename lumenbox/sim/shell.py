@@ -203,7 +203,7 @@ class Shell:
             case c.SetTimer(name=name, at=at):
                 self._timers[name] = at
                 self.soon(at - self.clock.now, partial(self._timer_due, name, at))
-            case c.Changed() | c.Planned():
+            case c.Changed() | c.Planned() | c.Stays():
                 pass
             case c.Exit():
                 self.exited = command

@@ -177,7 +177,8 @@ class SimWorker:
                 return
         seq = self._checkpoints.next_restore(self.scheduler)
         restore = self.scheduler.begin_restore(seq) if seq is not None else None
-        if seq is None or (restore is None and not self._checkpoints.preloads):
+        waits = not self._checkpoints.preloads or (seq is not None and self.scheduler.restore_may_come(seq))
+        if seq is None or (restore is None and waits):
             self._advance()
         elif self._passes("restore_begun"):
             seconds = self._checkpoints.load_s(restore)

@@ -99,7 +99,7 @@ class KvCheckpoints:
         if seq is None:
             return False
         restore = scheduler.begin_restore(seq)
-        if restore is None and not self._preloads:
+        if restore is None and (not self._preloads or scheduler.restore_may_come(seq)):
             return False
         started = time.monotonic()
         self._faults.at("restore_begun")

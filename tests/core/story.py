@@ -186,6 +186,8 @@ def written(command: c.AnyCommand) -> str:  # noqa: PLR0911, PLR0912 (one line a
         case c.Planned(worker=worker, incarnation=incarnation, cause=cause, strategy=strategy, ways=ways):
             told = "".join(f" {req}:{way}" + (f"@w{heir}" if heir >= 0 else "") for req, way, heir in ways)
             return f"plan w{worker} i{incarnation} {cause} {strategy}:{told or ' nobody'}"
+        case c.Stays(req=req):
+            return f"stays {req}"
         case c.Exit(code=code):
             return f"exit {code}"
 

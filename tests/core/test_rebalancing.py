@@ -9,7 +9,7 @@ from test_judgement import model
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
 from lumenbox.core.machine import Core
-from lumenbox.core.rebalancing import moves
+from lumenbox.core.rebalancing import moves, with_room
 from lumenbox.core.state import (
     CheckpointConfig,
     CoreConfig,
@@ -64,6 +64,56 @@ def test_nobody_moves_by_a_model_that_knows_nothing() -> None:
     state = box(4)
     state.model.observed = 0
     assert moved(state) == []
+
+
+def test_requests_on_their_way_count_where_they_go() -> None:
+    """Two of nine leave w0 already, for w1: it has room for two more before both are alike."""
+    state = box(9)
+    for req in (0, 1):
+        state.requests[req].heir = 1
+    assert moved(state) == [2, 3]
+
+
+def test_a_slow_worker_with_nothing_to_give_does_not_keep_others_from_giving() -> None:
+    state = box(4)
+    slowest = Worker(2, WorkerPhase.READY, free_pages=100, pace=3.0)
+    state.workers[2] = slowest
+    chosen = moves(state, state.workers[1], [state.workers[0], slowest])
+    assert [request.req for request in chosen] == [0, 1]
+
+
+def test_only_heirs_with_room() -> None:
+    assert with_room(box(4), {0: 1, 1: 1}) == {0: 1, 1: 1}
+    assert with_room(box(4, free=85), {0: 1, 1: 1}) == {0: 1}, "each takes 81 pages"
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+def test_a_request_follows_with_its_next_page_unless_none_is_sealed_now(holds_back: bool) -> None:
+    """A worker that restores seals nothing; the restore may wait for the pages of the one that is to leave."""
+    core = Core(state=box(4, sealed=63))
+    for number in (1, 2, 3):
+        core.state.workers[1].phase = WorkerPhase.READY
+        core.handle(e.StepCommitted(1.0, 1, 2, number, 1, 0, 100, 0.012, 900))
+    if holds_back:
+        core.state.workers[0].restoring[3] = 0
+    leave = [c.MoveOut(0, 0, 0)]
+    assert core.handle(e.RestoreDone(1.0, 1, 0, 0, 63, 1000, 0.01)) == (leave if holds_back else [])
+    if not holds_back:
+        assert core.handle(e.PagesSealed(1.0, 0, ((0, 0, 64),))) == leave
+
+
+@pytest.mark.parametrize(("event", "answer"), [
+    (e.RestoreDone(1.0, 1, 0, 0, 0, 0, 0.0), [c.Stays(0)]),
+    (e.WorkerExiting(1.0, 1, 2, "pidfd"), [c.Stays(0), c.Stays(1)]),
+])  # fmt: skip
+def test_who_loses_its_heir_stays_on_a_healthy_worker(event: e.AnyEvent, answer: list[c.Stays]) -> None:
+    core = Core(state=box(4, sealed=63))
+    core.state.workers[1].phase = WorkerPhase.READY
+    for number in (1, 2, 3):
+        core.handle(e.StepCommitted(1.0, 1, 2, number, 1, 0, 100, 0.012, 900))
+    told = core.handle(event)
+    assert [command for command in told if isinstance(command, (c.Stays, c.MoveOut))] == answer
+    core.check()
 
 
 @pytest.mark.parametrize(("recovery", "count"), [("box", 2), ("lumen", 0)])
