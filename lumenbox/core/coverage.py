@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from lumenbox.core.state import CoreState, Request, RequestPhase
-
-
-class Holding(msgspec.Struct, frozen=True):
-    """One holder's budget in pages; `unquiet` of the held ones wait for their writer's acknowledgement."""
-
-    held: int
-    unquiet: int
-    budget: int
 
 
 def coverage(state: CoreState) -> float:
@@ -39,12 +29,6 @@ def holder_balance(state: CoreState) -> float:
     if not any(held):
         return 1.0
     return max(held) / min(held) if min(held) else float("inf")
-
-
-def holdings(state: CoreState) -> dict[int, Holding]:
-    """By worker."""
-    budget = state.config.checkpoints.budget_pages
-    return {w.id: Holding(w.held_pages, w.unquiet_pages, budget) for w in state.workers.values()}
 
 
 def _running(state: CoreState) -> list[Request]:

@@ -32,6 +32,8 @@ EARLY_DEATH_WINDOW_S = 60.0
 BACKOFF_S = 0.5
 """Pause before the second try of an incarnation that died of its own making before its first step; doubles."""
 MAX_SUSPICIONS = 2
+FOLLOW_S = 2.0
+"""A request that moves waits so long for its next page to be sealed: a slow worker fills one too late."""
 COLD_STEPS = 2
 """The first steps of an incarnation are slow for reasons of their own, and teach nothing."""
 PLANNED_CAUSES = ("drain", "restart", "upgrade")
@@ -351,9 +353,11 @@ class Core:
 
     def _timer_fired(self, event: e.TimerFired) -> None:
         kind, _, number = event.name.partition(":")
-        assert kind == "spawn", event.name
-        worker = self.state.workers[int(number)]
-        if worker.phase == WorkerPhase.DEAD:
+        if kind == "follow":
+            request = self.state.requests.get(int(number))
+            if request is not None and request.follows:
+                self._move_out(request)
+        elif (worker := self.state.workers[int(number)]).phase == WorkerPhase.DEAD:
             self._spawn(worker, keep_pool=False)
 
     # -- recovery ------------------------------------------------------------------------------------------------
@@ -552,6 +556,7 @@ class Core:
             self._move_out(request)
         else:
             request.follows = True
+            self._out.append(c.SetTimer(f"follow:{request.req}", event.now + FOLLOW_S))
 
     def _sealed(self, event: e.PagesSealed) -> None:
         self.checkpoints.sealed(event)

@@ -8,7 +8,7 @@ from test_judgement import model
 
 from lumenbox.core import commands as c
 from lumenbox.core import events as e
-from lumenbox.core.machine import Core
+from lumenbox.core.machine import FOLLOW_S, Core
 from lumenbox.core.rebalancing import moves, with_room
 from lumenbox.core.state import (
     CheckpointConfig,
@@ -97,7 +97,8 @@ def test_a_request_follows_with_its_next_page_unless_none_is_sealed_now(holds_ba
     if holds_back:
         core.state.workers[0].restoring[3] = 0
     leave = [c.MoveOut(0, 0, 0)]
-    assert core.handle(e.RestoreDone(1.0, 1, 0, 0, 63, 1000, 0.01)) == (leave if holds_back else [])
+    answer = core.handle(e.RestoreDone(1.0, 1, 0, 0, 63, 1000, 0.01))
+    assert answer == (leave if holds_back else [c.SetTimer("follow:0", 1.0 + FOLLOW_S)])
     if not holds_back:
         assert core.handle(e.PagesSealed(1.0, 0, ((0, 0, 64),))) == leave
 
