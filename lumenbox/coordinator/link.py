@@ -62,6 +62,7 @@ class WorkerLink:
         self.oom_kills_at_birth = sizing.oom_kills()
         self._sock = sock
         self._page = page
+        self._status: status.Status | None = None
         self._splitter = stream.Splitter()
         self._outgoing = bytearray()
         self._on_frame, self._on_exit = on_frame, on_exit
@@ -136,8 +137,13 @@ class WorkerLink:
     # -- living and dying ----------------------------------------------------------------------------------------
 
     def status(self) -> status.Status | None:
-        """The worker's heartbeat, None while it is being written."""
-        return status.read(self._page)
+        """The worker's heartbeat: its last one that was whole, None before the first.
+
+        A worker may come to a stand in the middle of writing one. Then the page is torn for ever, and what it said
+        before grows old: that it must be judged by.
+        """
+        self._status = status.read(self._page) or self._status
+        return self._status
 
     def is_exiting(self) -> bool:
         """Whether the kernel already tears the main thread down, long before descriptors close."""

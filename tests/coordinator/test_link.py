@@ -1,0 +1,71 @@
+"""One incarnation as the coordinator holds it. The process here is this one: it is looked at, never signalled."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lumenbox.coordinator.forkserver import Child
+from lumenbox.coordinator.link import WorkerLink, socket_pair
+from lumenbox.memory.status import PAGE_BYTES, Phase, StatusWriter
+from lumenbox.wire import frames
+from lumenbox.wire.stream import Splitter
+
+
+@pytest.fixture
+def page() -> Iterator[mmap.mmap]:
+    with mmap.mmap(-1, PAGE_BYTES) as page:
+        yield page
+
+
+@asynccontextmanager
+async def linked(page: mmap.mmap) -> AsyncIterator[tuple[WorkerLink, socket.socket]]:
+    """A link, and the worker's end of its socket."""
+    ours, theirs = socket_pair()
+    child = Child(os.getpid(), os.pidfd_open(os.getpid()), asyncio.get_running_loop().create_future())
+    link = WorkerLink(0, 1, ours, page, child, lambda *_: None, lambda *_: None)
+    try:
+        yield link, theirs
+    finally:
+        theirs.close()
+        link.close()
+
+
+def test_a_worker_that_stopped_while_it_wrote_its_status_is_judged_by_what_it_said_before(page: mmap.mmap) -> None:
+    async def look() -> None:
+        async with linked(page) as (link, _):
+            writer = StatusWriter(page, tid=7)
+            assert link.status() is None or link.status().phase == Phase.STARTING  # type: ignore[union-attr]
+            writer.write(Phase.COMPUTE, 3, 1000, 10, (2, 0, 64))
+            before = link.status()
+            assert before is not None and (before.phase, before.step, before.since_ns) == (Phase.COMPUTE, 3, 1000)
+            struct.pack_into("<Q", page, 0, 3)  # odd: begun, and never ended
+            struct.pack_into("<Q", page, 8, Phase.SEND)
+            assert link.status() == before
+            writer.write(Phase.IDLE, 4, 2000, 10)
+            after = link.status()
+            assert after is not None and after.phase == Phase.IDLE
+
+    asyncio.run(look())
+
+
+def test_what_one_turn_of_the_loop_sends_arrives_in_order(page: mmap.mmap) -> None:
+    async def talk() -> None:
+        async with linked(page) as (link, theirs):
+            theirs.setblocking(False)
+            for rid in range(3):
+                link.send(frames.Cancel(rid, 0))
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+            await asyncio.sleep(0)
+            messages = Splitter().feed(theirs.recv(1 << 16))
+            assert messages == [frames.encode(frames.Cancel(rid, 0)) for rid in range(3)]
+
+    asyncio.run(talk())
