@@ -514,7 +514,7 @@ class Core:
 
     def _move_all(self, worker: Worker, cause: str, heirs: dict[int, int]) -> None:
         """Have these requests move, each to its heir (-1: to be found when it has left); some may be on their way."""
-        heirs = {req: heir for req, heir in heirs.items() if not _is_moving(self.state.requests[req])}
+        heirs = {req: heir for req, heir in heirs.items() if not self.state.requests[req].is_moving}
         if not heirs:
             return
         ways = tuple((req, "migrate", heir) for req, heir in heirs.items())
@@ -608,7 +608,7 @@ class Core:
 
     def _are_moving(self, worker: Worker) -> bool:
         """Whether a request is about to leave it."""
-        return any(_is_moving(self.state.requests[req]) for req in worker.requests)
+        return any(self.state.requests[req].is_moving for req in worker.requests)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -655,10 +655,6 @@ class Core:
             assert (request.phase == RequestPhase.RETURNING) <= (
                 worker.phase in (WorkerPhase.LOADING, WorkerPhase.SUSPECT, WorkerPhase.READY, WorkerPhase.DRAINING)
             )
-
-
-def _is_moving(request: Request) -> bool:
-    return request.heir >= 0 or request.phase == RequestPhase.MOVING
 
 
 def _keeps_pool(event: e.Settled, delay: float | None) -> bool:

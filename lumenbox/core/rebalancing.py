@@ -76,7 +76,8 @@ def with_room(state: CoreState, heirs: dict[int, int]) -> dict[int, int]:
 
 def _load(state: CoreState, worker: Worker) -> _Load:
     """With those that are on their way to it, without those that are on their way from it."""
-    staying = [state.requests[req] for req in worker.requests if not _leaves(state.requests[req])]
+    requests = [state.requests[req] for req in worker.requests]
+    staying = [request for request in requests if not request.is_moving]
     load = _Load(min(LARGEST_PACE, max(1.0, worker.pace)), 0, 0, worker.free_pages)
     load.residents, load.context = len(staying), sum(_tokens(state, request) for request in staying)
     load.movable = [request for request in staying if _may_move(state, worker, request)]
@@ -84,10 +85,6 @@ def _load(state: CoreState, worker: Worker) -> _Load:
         if request.heir == worker.id:
             load.takes(state, request, 1)
     return load
-
-
-def _leaves(request: Request) -> bool:
-    return request.heir >= 0 or request.phase == RequestPhase.MOVING
 
 
 def _may_move(state: CoreState, worker: Worker, request: Request) -> bool:

@@ -78,6 +78,11 @@ class Request(msgspec.Struct):
     heir: int = -1
     follows: bool = False
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is about to leave its worker, which lives."""
+        return self.heir >= 0 or self.phase == RequestPhase.MOVING
+
 
 class Worker(msgspec.Struct):
     """One slot. `requests` are those it owns; `backlog` those of them that it has not admitted, with their tokens."""
