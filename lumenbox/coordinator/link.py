@@ -54,10 +54,10 @@ class WorkerLink:
         self.ready = False
         self.failure = ""
         self.disturbed = ""
+        """What chaos or an operator did to it: such a death is no evidence against anyone."""
         self.disturbed_at: float | None = None
         self.suspicion: Suspicion | None = None
         """The monitor's: what it found when it last saw the worker late."""
-        """What chaos or an operator did to it: such a death is no evidence against anyone."""
         self.born = self.last_assign = self.last_heard = time.monotonic()
         self.oom_kills_at_birth = sizing.oom_kills()
         self._sock = sock

@@ -53,7 +53,8 @@ class Recovery:
         """Those of the open ones that migrate and have not left yet."""
         self._loaded: dict[int, float] = {}
         """When the pages of a request were there."""
-        self._is_fenced = False
+        self._died: float | None = None
+        """When its worker did, if it did: requests may have moved for a while before."""
         self.worker = plan.worker
         self.life = (plan.worker, plan.incarnation, plan.cause)
         self.document: dict[str, Any] = {
@@ -89,7 +90,7 @@ class Recovery:
 
     def fenced(self, noticed: float, failed: float, fenced: float) -> None:
         """Its worker died, or was made to: what of it is planned now follows the fence."""
-        self._is_fenced = True
+        self._died = failed
         self._planned = now = time.monotonic()
         if not self.document["requests"]:  # else it began with requests that moved before
             self._failed = failed
@@ -119,7 +120,6 @@ class Recovery:
             "recomputed_tokens": tokens - kept,
             "stall_s": None,
         }
-        self._drop(rid)
         self.document["requests"].append(row)
         self._open[rid] = row
         if way == "migrate":
@@ -196,8 +196,8 @@ class Recovery:
 
     def reborn(self) -> None:
         """The next incarnation is ready."""
-        if self._is_fenced and self.document["respawn_s"] is None:
-            respawn_s = self.document["respawn_s"] = time.monotonic() - self._failed
+        if self._died is not None and self.document["respawn_s"] is None:
+            respawn_s = self.document["respawn_s"] = time.monotonic() - self._died
             self._figures.respawn_s.observe(respawn_s)
 
     def _close_if_done(self, now: float) -> None:

@@ -253,11 +253,6 @@ class Checkpoints:
 
     # -- what it looks like --------------------------------------------------------------------------------------
 
-    def num_sealed(self, req: int) -> int:
-        """Whole pages that a restore of the request could load."""
-        checkpoint = self._arena.checkpoints.get(req)
-        return checkpoint.sealed if checkpoint is not None else 0
-
     def is_sealing(self, request: Request) -> bool:
         """Whether it has a slot for a page that is not sealed yet."""
         checkpoint = self._arena.checkpoints.get(request.req)

@@ -86,14 +86,14 @@ class StepModel(msgspec.Struct):
         decodes, prefill = shape.decodes, shape.prefill_tokens
         x, y, z = decodes / DECODES, prefill / PREFILL, shape.context_tokens / CONTEXT
         a, b, c, d = self.coefficients
-        error = a + b * x + c * y + d * z
-        predicted = error if error > FLOOR_S else FLOOR_S
-        error = (seconds if seconds > FLOOR_S else FLOOR_S) - error  # less the wait for a core it may come out negative
+        fitted = a + b * x + c * y + d * z
+        predicted = fitted if fitted > FLOOR_S else FLOOR_S
+        error = (seconds if seconds > FLOOR_S else FLOOR_S) - fitted  # without the wait for a core it may be negative
         known = self.observed >= FIRST_OBSERVATIONS
         if known and error > (SURPRISE - 1) * predicted:
             error = (SURPRISE - 1) * predicted
-        small = a if a > b else b
-        small = SHARE_OF_SMALL * (small if small > c and small > d else c if c > d else d)
+        largest = a if a > b else b
+        small = SHARE_OF_SMALL * (largest if largest > c and largest > d else c if c > d else d)
         of_a, of_b, of_c, of_d = a + small, (b + small) * x, (c + small) * y, (d + small) * z
         step = RATE * error / (of_a + of_b * x + of_c * y + of_d * z)
         a, b, c, d = a + step * of_a, b + step * of_b, c + step * of_c, d + step * of_d

@@ -10,7 +10,7 @@ from lumenbox.core.state import CoreState, Request, RequestPhase
 def coverage(state: CoreState) -> float:
     """Share of running requests with at least one sealed page; 1 when none runs."""
     running = _running(state)
-    return sum(1 for request in running if _sealed(state, request)) / len(running) if running else 1.0
+    return sum(1 for request in running if state.num_sealed(request.req)) / len(running) if running else 1.0
 
 
 def lag_tokens(state: CoreState, computed: Mapping[int, int]) -> float:
@@ -19,7 +19,7 @@ def lag_tokens(state: CoreState, computed: Mapping[int, int]) -> float:
     `computed` is how many tokens have KV, by request (the mirrors know); without it whole pages are counted.
     """
     size, running = state.config.page_size, _running(state)
-    lags = [computed.get(r.req, r.pages * size) - _sealed(state, r) * size for r in running]
+    lags = [computed.get(r.req, r.pages * size) - state.num_sealed(r.req) * size for r in running]
     return sum(max(0, lag) for lag in lags) / len(lags) if lags else 0.0
 
 
@@ -33,8 +33,3 @@ def holder_balance(state: CoreState) -> float:
 
 def _running(state: CoreState) -> list[Request]:
     return [request for request in state.requests.values() if request.phase == RequestPhase.RUNNING]
-
-
-def _sealed(state: CoreState, request: Request) -> int:
-    checkpoint = state.arena.checkpoints.get(request.req)
-    return checkpoint.sealed if checkpoint is not None else 0

@@ -169,7 +169,7 @@ class Core:
             self._place([request], self._way_back(request) if request.epoch else "new")
 
     def _way_back(self, request: Request) -> str:
-        return "restore" if self.checkpoints.num_sealed(request.req) else "recompute"
+        return "restore" if self.state.num_sealed(request.req) else "recompute"
 
     def _admitted(self, event: e.Admitted) -> None:
         request = self.state.requests.get(event.req)
@@ -499,12 +499,11 @@ class Core:
         moves = rebalancing.moves(self.state, newcomer, others)
         for worker in others:
             heirs = {request.req: newcomer.id for request in moves if request.worker == worker.id}
-            if heirs:
-                self._move_all(worker, "rebalance", heirs)
+            self._move_all(worker, "rebalance", heirs)
 
     def _heirs(self, worker: Worker) -> dict[int, int]:
         """To whom what has sealed pages would go if its worker had died: planned and unplanned moves share one rule."""
-        saved = [self.state.requests[req] for req in worker.requests if self.checkpoints.num_sealed(req)]
+        saved = [self.state.requests[req] for req in worker.requests if self.state.num_sealed(req)]
         others = [other for other in self._serving() if other.id != worker.id]
         if not saved or not others:
             return {}

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lumenbox.core.cost import FIRST_OBSERVATIONS
+from lumenbox.core.cost import FIRST_OBSERVATIONS, Shape, StepModel
+from lumenbox.core.lanes import HORIZON_TOKENS
 from lumenbox.core.routing import LARGEST_PACE
 from lumenbox.core.state import CoreState, Request, RequestPhase, Worker
 
-HORIZON_STEPS = 256
-"""A request is taken to draw so many more tokens at most."""
 MARGIN = 2.0
 """The pause is certain, the gain is an estimate: it must be so many times as large."""
 
@@ -29,9 +28,8 @@ class _Load(msgspec.Struct):
     spare_pages: int
     movable: list[Request] = []
 
-    def step_s(self, rates: tuple[float, float, float, float]) -> float:
-        base, per_decode, _, per_context = rates
-        return (base + per_decode * self.residents + per_context * self.context) * self.pace
+    def step_s(self, model: StepModel) -> float:
+        return model.seconds(Shape(self.residents, 0, self.context)) * self.pace
 
     def takes(self, state: CoreState, request: Request, sign: int) -> None:
         """It comes here (1), or leaves (-1)."""
@@ -47,13 +45,12 @@ def moves(state: CoreState, newcomer: Worker, others: Sequence[Worker]) -> list[
     """Requests of `others` to move to `newcomer`: of the slowest first, and of its requests what gains most."""
     if state.model.observed < FIRST_OBSERVATIONS:
         return []
-    rates = state.model.rates
     home, givers = _load(state, newcomer), [_load(state, worker) for worker in others]
     for giver in givers:
         giver.movable.sort(key=lambda request: _gain_s(state, request, giver, home), reverse=True)
     chosen: list[Request] = []
     while givers:
-        giver = max(givers, key=lambda load: load.step_s(rates))
+        giver = max(givers, key=lambda load: load.step_s(state.model))
         if giver.movable and _gain_s(state, giver.movable[0], giver, home) > 0:
             chosen.append(giver.movable.pop(0))
             giver.takes(state, chosen[-1], -1)
@@ -89,7 +86,11 @@ def _load(state: CoreState, worker: Worker) -> _Load:
 
 def _may_move(state: CoreState, worker: Worker, request: Request) -> bool:
     """Only what can be restored elsewhere: to compute it again would cost more than it saves."""
-    return request.phase == RequestPhase.RUNNING and request.req not in worker.restoring and _sealed(state, request) > 0
+    return (
+        request.phase == RequestPhase.RUNNING
+        and request.req not in worker.restoring
+        and state.num_sealed(request.req) > 0
+    )
 
 
 def _gain_s(state: CoreState, request: Request, giver: _Load, home: _Load) -> float:
@@ -100,16 +101,16 @@ def _gain_s(state: CoreState, request: Request, giver: _Load, home: _Load) -> fl
     tokens = _tokens(state, request)
     steps = _steps(request, tokens)
     its_s = per_decode + per_context * tokens
-    before_s, after_s = giver.step_s(state.model.rates), home.step_s(state.model.rates) + its_s * home.pace
+    before_s, after_s = giver.step_s(state.model), home.step_s(state.model) + its_s * home.pace
     saved_s = steps * ((giver.residents - 1) * its_s * giver.pace - home.residents * its_s * home.pace)
     saved_s += steps * (before_s - after_s)
     tail_s = per_token * config.page_size * home.pace
-    copy_s = _sealed(state, request) * config.checkpoints.page_bytes / state.restore_bytes_s
+    copy_s = state.num_sealed(request.req) * config.checkpoints.page_bytes / state.restore_bytes_s
     return saved_s - MARGIN * (before_s + after_s + tail_s + home.residents * (copy_s + tail_s))
 
 
 def _steps(request: Request, tokens: int) -> int:
-    return min(HORIZON_STEPS, request.limit - tokens)
+    return min(HORIZON_TOKENS, request.limit - tokens)
 
 
 def _pages(state: CoreState, request: Request) -> int:
@@ -121,8 +122,3 @@ def _pages(state: CoreState, request: Request) -> int:
 def _tokens(state: CoreState, request: Request) -> int:
     """As far as the core knows: exact when it came, whole pages since."""
     return max(request.tokens, request.pages * state.config.page_size)
-
-
-def _sealed(state: CoreState, request: Request) -> int:
-    checkpoint = state.arena.checkpoints.get(request.req)
-    return checkpoint.sealed if checkpoint is not None else 0

@@ -237,6 +237,11 @@ class CoreState(msgspec.Struct):
     """Requests in all workers' backlogs."""
     arena: Arena = msgspec.field(default_factory=Arena)
 
+    def num_sealed(self, req: int) -> int:
+        """Whole pages of a request that a restore could load."""
+        checkpoint = self.arena.checkpoints.get(req)
+        return checkpoint.sealed if checkpoint is not None else 0
+
     @property
     def restore_bytes_s(self) -> float:
         return self.arena.bandwidth_bytes_s or self.config.checkpoints.bandwidth_bytes_s

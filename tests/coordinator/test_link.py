@@ -42,7 +42,6 @@ def test_a_worker_that_stopped_while_it_wrote_its_status_is_judged_by_what_it_sa
     async def look() -> None:
         async with linked(page) as (link, _):
             writer = StatusWriter(page, tid=7)
-            assert link.status() is None or link.status().phase == Phase.STARTING  # type: ignore[union-attr]
             writer.write(Phase.COMPUTE, 3, 1000, 10, (2, 0, 64))
             before = link.status()
             assert before is not None and (before.phase, before.step, before.since_ns) == (Phase.COMPUTE, 3, 1000)
