@@ -177,10 +177,10 @@ class Box:
         stream = LiveStream(entries, spec.n, self._abandon)
         self._streams.update((entry.rid, stream) for entry in entries)
         news = tuple(e.NewRequest(x.rid, x.num_prompt, x.params.max_tokens) for x in entries)
-        answer = self.tell(e.RequestArrived(time.monotonic(), news, spec.priority))
-        if isinstance(answer[0], c.Refuse):
-            status, message = REFUSALS[answer[0].code]
-            raise RequestError(message, status=status, code=answer[0].code, retry_after_s=answer[0].retry_after_s)
+        for command in self.tell(e.RequestArrived(time.monotonic(), news, spec.priority)):
+            if isinstance(command, c.Refuse):
+                status, message = REFUSALS[command.code]
+                raise RequestError(message, status=status, code=command.code, retry_after_s=command.retry_after_s)
         return stream
 
     def state(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
 import os
 import select
@@ -93,11 +94,13 @@ class WorkerLink:
             return
         try:
             sent = self._sock.send(self._outgoing)
-        except BlockingIOError:
-            sent = 0
         except (BrokenPipeError, ConnectionResetError):
             self._outgoing.clear()  # its death is noticed by other means
             return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                raise
+            sent = 0
         del self._outgoing[:sent]
         if self._outgoing:
             self._loop.add_writer(self._sock.fileno(), self._write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
 import os
 import socket
@@ -66,5 +67,37 @@ def test_what_one_turn_of_the_loop_sends_arrives_in_order(page: mmap.mmap) -> No
             await asyncio.sleep(0)
             messages = Splitter().feed(theirs.recv(1 << 16))
             assert messages == [frames.encode(frames.Cancel(rid, 0)) for rid in range(3)]
+
+    asyncio.run(talk())
+
+
+class Crammed:
+    """A socket whose kernel has no memory for the first thing that is sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.refused = 0
+
+    def send(self, data: bytearray) -> int:
+        if not self.refused:
+            self.refused += 1
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return self._sock.send(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+def test_what_the_kernel_has_no_memory_for_is_sent_when_it_has(
+    page: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk() -> None:
+        async with linked(page) as (link, theirs):
+            crammed = Crammed(link._sock)
+            monkeypatch.setattr(link, "_sock", crammed)
+            theirs.setblocking(False)
+            link.send(frames.Cancel(1, 0))
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, 1 << 16), 10)
+            assert (crammed.refused, Splitter().feed(data)) == (1, [frames.encode(frames.Cancel(1, 0))])
 
     asyncio.run(talk())

@@ -79,6 +79,24 @@ def test_the_fork_server_takes_its_workers_with_it_and_all_come_back(
     assert [event["kind"] for event in box.events(since)].count("fork_server_dead") == 1
 
 
+def test_who_asks_while_no_worker_serves_waits_for_the_next(
+    box: Box, bodies: list[Body], expected: list[Answer]
+) -> None:
+    """No worker can be born before its fork server wakes up, so every request comes at such a moment."""
+    asked = sum(body.get("n", 1) for body in bodies)
+    server = box.fork_server()
+    kill(server, signal.SIGSTOP)
+    try:
+        for pid in box.pids():
+            kill(pid)
+        wait_until(lambda: all(row["state"] != "ready" for row in box.state()["workers"]), "a box without a worker")
+        clients = Clients(box, bodies)
+        wait_until(lambda: box.load()["waiting"] == asked, f"{asked} requests that wait")
+    finally:
+        kill(server, signal.SIGCONT)
+    assert_unchanged(clients.join(), expected, interrupted=0)
+
+
 def test_a_storm_of_kills_wedges_nothing(box: Box, bodies: list[Body], expected: list[Answer]) -> None:
     """Workers die at whatever instruction they are, one soon after the other, sometimes all of them."""
     load = Load(box, bodies[:6], expected[:6]).running(box)
