@@ -15,7 +15,6 @@ from __future__ import annotations
 import msgspec
 
 from lumenbox.core.events import Interrupted
-from lumenbox.core.routing import LARGEST_PACE
 from lumenbox.core.state import Worker
 from lumenbox.core.ways import Case, Plan
 
@@ -113,14 +112,13 @@ class Lane(msgspec.Struct):
 def lane_of(case: Case, worker: Worker, free_s: float = 0.0) -> Lane:
     """A worker's lanes before anything is given to it; none is free before `free_s`."""
     base, per_decode, per_token, per_context = case.state.model.rates
-    pace = min(LARGEST_PACE, max(1.0, worker.pace))
     residents, size = len(worker.requests), case.state.config.page_size
     step_s = base + per_decode * (residents + 1) + per_context * worker.context_tokens
     return Lane(
-        start_s=(base + step_s) * pace,
-        token_s=per_token * pace,
-        page_s=step_s * pace * size / max(1, residents),
-        prefill_free=free_s + per_token * pace * worker.backlog_tokens,
+        start_s=(base + step_s) * worker.slowness,
+        token_s=per_token * worker.slowness,
+        page_s=step_s * worker.slowness * size / max(1, residents),
+        prefill_free=free_s + per_token * worker.slowness * worker.backlog_tokens,
         copy_free=free_s,
         residents=residents,
         spare=worker.free_pages - worker.backlog_tokens // size - residents - int(KEPT_FREE * worker.pages),

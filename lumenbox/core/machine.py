@@ -264,7 +264,7 @@ class Core:
             if worker.gray_steps:
                 worker.gray_steps -= 1
         if predicted is not None:
-            worker.pace = health.next_pace(worker.pace, step.seconds, predicted)
+            worker.set_pace(health.next_pace(worker.pace, step.seconds, predicted))
 
     def _is_gray(self, worker: Worker) -> bool:
         peers = [w.pace for w in self._serving() if w.id != worker.id]
@@ -318,7 +318,7 @@ class Core:
         worker.incarnation += 1
         worker.renewal = ""
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
-        worker.pace = 1.0
+        worker.set_pace(1.0)
         self.state.died_at.pop(worker.id, None)
         if delay == 0:
             self.state.died_at[worker.id] = event.now  # a birth that had to wait is no measure

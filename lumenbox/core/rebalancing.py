@@ -7,12 +7,12 @@ time in which its pages are loaded among the residents of its heir. All in strea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
 from lumenbox.core.cost import FIRST_OBSERVATIONS, Shape, StepModel
 from lumenbox.core.lanes import HORIZON_TOKENS
-from lumenbox.core.routing import LARGEST_PACE
 from lumenbox.core.state import CoreState, Request, RequestPhase, Worker
 
 MARGIN = 2.0
@@ -22,14 +22,14 @@ MARGIN = 2.0
 class _Load(msgspec.Struct):
     """What a worker's steps are made of, and the requests that may leave it."""
 
-    pace: float
+    slowness: float
     residents: int
     context: int
     spare_pages: int
     movable: list[Request] = []
 
     def step_s(self, model: StepModel) -> float:
-        return model.seconds(Shape(self.residents, 0, self.context)) * self.pace
+        return model.seconds(Shape(self.residents, 0, self.context)) * self.slowness
 
     def takes(self, state: CoreState, request: Request, sign: int) -> None:
         """It comes here (1), or leaves (-1)."""
@@ -45,24 +45,26 @@ def moves(state: CoreState, newcomer: Worker, others: Sequence[Worker]) -> list[
     """Requests of `others` to move to `newcomer`: of the slowest first, and of its requests what gains most."""
     if state.model.observed < FIRST_OBSERVATIONS:
         return []
-    home, givers = _load(state, newcomer), [_load(state, worker) for worker in others]
+    loads = _loads(state, [newcomer, *others])
+    home, givers = loads[newcomer.id], [loads[worker.id] for worker in others if loads[worker.id].movable]
     for giver in givers:
         giver.movable.sort(key=lambda request: _gain_s(state, request, giver, home), reverse=True)
+    slowest = [(-giver.step_s(state.model), number, giver) for number, giver in enumerate(givers)]
+    heapify(slowest)
     chosen: list[Request] = []
-    while givers:
-        giver = max(givers, key=lambda load: load.step_s(state.model))
+    while slowest:
+        _, number, giver = heappop(slowest)
         if giver.movable and _gain_s(state, giver.movable[0], giver, home) > 0:
             chosen.append(giver.movable.pop(0))
             giver.takes(state, chosen[-1], -1)
             home.takes(state, chosen[-1], 1)
-        else:
-            givers.remove(giver)
+            heappush(slowest, (-giver.step_s(state.model), number, giver))
     return chosen
 
 
 def with_room(state: CoreState, heirs: dict[int, int]) -> dict[int, int]:
     """Of these moves (request, heir) those whose heir has a seat and the pages: elsewhere it would only wait."""
-    loads = {heir: _load(state, state.workers[heir]) for heir in set(heirs.values())}
+    loads = _loads(state, [state.workers[heir] for heir in set(heirs.values())])
     chosen: dict[int, int] = {}
     for req, heir in heirs.items():
         if loads[heir].has_room(state, state.requests[req]):
@@ -71,26 +73,27 @@ def with_room(state: CoreState, heirs: dict[int, int]) -> dict[int, int]:
     return chosen
 
 
-def _load(state: CoreState, worker: Worker) -> _Load:
-    """With those that are on their way to it, without those that are on their way from it."""
-    requests = [state.requests[req] for req in worker.requests]
-    staying = [request for request in requests if not request.is_moving]
-    load = _Load(min(LARGEST_PACE, max(1.0, worker.pace)), 0, 0, worker.free_pages)
-    load.residents, load.context = len(staying), sum(_tokens(state, request) for request in staying)
-    load.movable = [request for request in staying if _may_move(state, worker, request)]
+def _loads(state: CoreState, workers: Sequence[Worker]) -> dict[int, _Load]:
+    """By number, with those that are on their way to a worker, without those that are on their way from it."""
+    loads = {worker.id: _resident(state, worker) for worker in workers}
     for request in state.requests.values():
-        if request.heir == worker.id:
-            load.takes(state, request, 1)
+        if request.heir in loads:
+            loads[request.heir].takes(state, request, 1)
+    return loads
+
+
+def _resident(state: CoreState, worker: Worker) -> _Load:
+    """Of what it has now. Only what can be restored elsewhere may move: computing it again costs more than it saves."""
+    load = _Load(worker.slowness, 0, 0, worker.free_pages)
+    for req in worker.requests:
+        request = state.requests[req]
+        if request.is_moving:
+            continue
+        load.residents += 1
+        load.context += _tokens(state, request)
+        if request.phase == RequestPhase.RUNNING and state.num_sealed(req) and req not in worker.restoring:
+            load.movable.append(request)
     return load
-
-
-def _may_move(state: CoreState, worker: Worker, request: Request) -> bool:
-    """Only what can be restored elsewhere: to compute it again would cost more than it saves."""
-    return (
-        request.phase == RequestPhase.RUNNING
-        and request.req not in worker.restoring
-        and state.num_sealed(request.req) > 0
-    )
 
 
 def _gain_s(state: CoreState, request: Request, giver: _Load, home: _Load) -> float:
@@ -101,10 +104,10 @@ def _gain_s(state: CoreState, request: Request, giver: _Load, home: _Load) -> fl
     tokens = _tokens(state, request)
     steps = _steps(request, tokens)
     its_s = per_decode + per_context * tokens
-    before_s, after_s = giver.step_s(state.model), home.step_s(state.model) + its_s * home.pace
-    saved_s = steps * ((giver.residents - 1) * its_s * giver.pace - home.residents * its_s * home.pace)
+    before_s, after_s = giver.step_s(state.model), home.step_s(state.model) + its_s * home.slowness
+    saved_s = steps * ((giver.residents - 1) * its_s * giver.slowness - home.residents * its_s * home.slowness)
     saved_s += steps * (before_s - after_s)
-    tail_s = per_token * config.page_size * home.pace
+    tail_s = per_token * config.page_size * home.slowness
     copy_s = state.num_sealed(request.req) * config.checkpoints.page_bytes / state.restore_bytes_s
     return saved_s - MARGIN * (before_s + after_s + tail_s + home.residents * (copy_s + tail_s))
 

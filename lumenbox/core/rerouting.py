@@ -7,7 +7,6 @@ from math import ceil
 
 from lumenbox.core.events import Interrupted
 from lumenbox.core.placement import fixed, loads
-from lumenbox.core.routing import LARGEST_PACE
 from lumenbox.core.state import Worker
 from lumenbox.core.ways import Case, Plan, Routing, Way
 
@@ -21,7 +20,7 @@ def least_loaded(case: Case, interrupted: list[Interrupted]) -> Plan:
 
 
 class _Queues:
-    """Predicted waits on the survivors (routing.predicted_waits_s), moved on by each request that is given to one.
+    """Predicted waits on the survivors (routing.predicted_wait_s), moved on by each request that is given to one.
 
     The terms that do not depend on the request are computed once: a plan looks at survivors × requests of them.
     """
@@ -32,14 +31,13 @@ class _Queues:
         base, per_decode, self._per_token, per_context = model.rates
         self._queues: list[list[float]] = []
         for w in case.survivors:
-            pace = min(LARGEST_PACE, max(1.0, w.pace))
             residents = len(w.requests)
             step_s = base + per_decode * (residents + 1) + per_context * w.context_tokens
             short_s = step_s / (residents or 1)  # per missing token of room
-            token_s = self._per_token * pace
+            token_s = self._per_token * w.slowness
             room = w.free_pages * self._size
-            fixed_s = (base + step_s) * pace + token_s * w.backlog_tokens
-            self._queues.append([fixed_s, token_s, room - w.backlog_tokens, short_s * pace])
+            fixed_s = (base + step_s) * w.slowness + token_s * w.backlog_tokens
+            self._queues.append([fixed_s, token_s, room - w.backlog_tokens, short_s * w.slowness])
 
     def take(self, lost: Interrupted) -> Way:
         """The way to the survivor with the least wait, which is longer from now on."""

@@ -38,6 +38,8 @@ TRANSITIONS: dict[WorkerPhase, set[WorkerPhase]] = {
 """SUSPECT is fenced or about to be: nothing is assigned to it and its death is only a matter of time."""
 
 SERVING = (P.READY,)
+LARGEST_SLOWNESS = 4.0
+"""A worker's slowness counts up to here: more is a matter of health, not of routing."""
 
 
 class RequestPhase(StrEnum):
@@ -107,7 +109,9 @@ class Worker(msgspec.Struct):
     backlog: dict[int, int] = {}
     backlog_tokens: int = 0
     pace: float = 1.0
-    """How its steps compare with the box's step model; see health.next_pace."""
+    """How its steps compare with the box's step model; see health.next_pace. Set by `set_pace`."""
+    slowness: float = 1.0
+    """The same as decisions count it: nobody is faster than predicted, and how slow the very slow are is no matter."""
     holds: dict[int, bool] = {}
     """Requests whose KV checkpoints are on its budget."""
     held_pages: int = 0
@@ -116,6 +120,11 @@ class Worker(msgspec.Struct):
     """Those of them that wait for their writer's acknowledgement."""
     restoring: dict[int, int] = {}
     """Requests whose sealed pages it loads now, with their epochs."""
+
+    def set_pace(self, pace: float) -> None:
+        """What was learned of it."""
+        self.pace = pace
+        self.slowness = 1.0 if pace <= 1.0 else min(LARGEST_SLOWNESS, pace)
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ def test_missing_pages_cost_the_steps_that_free_them() -> None:
 @pytest.mark.parametrize(("pace", "factor"), [(0.5, 1), (1, 1), (2, 2), (9, 4)])
 def test_a_slow_worker_makes_one_wait_longer_up_to_a_bound(pace: float, factor: float) -> None:
     box = state(worker(0))
-    box.workers[0].pace = pace
+    box.workers[0].set_pace(pace)
     assert predicted_wait_s(box, box.workers[0], 100) == pytest.approx(factor * (0.11 + 0.011))
 
 

@@ -160,7 +160,7 @@ def test_lanes_fill_up() -> None:
 def test_what_is_late_costs_twice_and_a_slow_worker_is_slow() -> None:
     """Recompute of 2,000 on a worker at half pace: 2 * 2.021 s."""
     about = case([worker(1)], {})
-    about.survivors[0].pace = 2.0
+    about.survivors[0].set_pace(2.0)
     assert lane_of(about, about.survivors[0]).recompute(job(about, 2000)) == pytest.approx(4.042 + 3.042)
 
 
@@ -234,7 +234,7 @@ def test_box_is_never_worse_than_restart_and_lumen(
         for n in range(1, workers)
     ]
     for survivor in survivors:
-        survivor.pace = chance.choice((0.5, 1.0, 1.0, 3.0, 9.0))
+        survivor.set_pace(chance.choice((0.5, 1.0, 1.0, 3.0, 9.0)))
     saved = {req: (chance.randrange(1, 7), chance.randrange(1, 90)) for req in range(requests) if chance.random() < 0.7}
     about = case(survivors, saved, "box", rebirth_s, can_reattach)
     about.state.arena.bandwidth_bytes_s = chance.choice((0.0, 1e6, 1e9))
