@@ -151,6 +151,7 @@ class _Run:
         try:
             return await self._live(box, wait_s)
         finally:
+            box.give_up()
             await http.close(1.0)
             await control.close()
             box.close()
@@ -208,10 +209,8 @@ class _Run:
         drained.cancel()
         again.cancel()
         if complete or signum == verbs.NOW:
-            box.fail_all()
             return 0
         log.warning("stopping with %d requests unfinished", len(box.core.state.requests))
-        box.fail_all()
         return SIGNAL_EXIT + signum
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from lumenbox.core import events as e
 from lumenbox.core.commands import AnyCommand
 from lumenbox.core.events import AnyEvent
 from lumenbox.core.ledger import Entry, Ledger
-from lumenbox.core.machine import PLANNED_CAUSES, Core
+from lumenbox.core.machine import EARLY_DEATHS, PLANNED_CAUSES, Core
 from lumenbox.core.state import CoreConfig, WorkerPhase
 from lumenbox.errors import LumenboxError, RequestError
 from lumenbox.journal import Journal
@@ -87,6 +87,8 @@ class Box:
         self._names: dict[int, str] = {}
         self._new_fork_server = new_fork_server
         self._environment: dict[str, str] = {}
+        self._is_over = False
+        self._cold_deaths = 0  # of fork servers before they were warm, one after the other
         self._next_rid = 1
         self._seeds = random.Random(config.seed)
         self._tasks: asyncio.TaskGroup
@@ -238,6 +240,8 @@ class Box:
                 self._send(worker, frames.SealRate(bytes_s))
             case c.EndStream(req=req, code=code):
                 self._end_stream(req, code)
+            case c.Fence() | c.Spawn() if self._is_over:
+                pass
             case c.Fence():
                 self._tasks.create_task(self._fence(command))
             case c.Spawn(worker=worker, incarnation=incarnation, keep_pool=keep_pool):
@@ -592,9 +596,10 @@ class Box:
         """Its children are killed by the kernel and recovered one by one; they need a new one to be forked from."""
         if server is not self._fork_server or self.ended.done():
             return
-        log.warning("the fork server died; starting another")
         self.events.add("fork_server_dead")
-        if server.was_warm:
+        self._cold_deaths = 0 if server.was_warm else self._cold_deaths + 1
+        if self._cold_deaths < (EARLY_DEATHS if self.core.state.has_served else 1):
+            log.warning("the fork server died; starting another")
             self._adopt_server(self._new_fork_server(self._environment))
         else:
             self._perform(c.Exit(1, "the fork server cannot start; its log is fork-server.log in the run directory"))
@@ -651,8 +656,10 @@ class Box:
         """Until no request is left."""
         await self.until(lambda: not self.core.state.requests)
 
-    def fail_all(self) -> None:
-        """End every open stream with an error event."""
+    def give_up(self) -> None:
+        """The box ends: nothing is taken or recovered any more, and every open stream ends with an error event."""
+        self.ask("shutdown")
+        self._is_over = True
         for rid in list(self.ledger.entries):
             self._end_stream(rid, "worker_lost")
 

@@ -76,6 +76,22 @@ def test_a_second_signal_cuts_the_drain_short(signum: int, code: int) -> None:
         assert gone(pids)
 
 
+def test_a_fork_server_that_never_comes_up_again_ends_the_box() -> None:
+    """Three deaths in a row before one is warm; its streams are told."""
+    with running() as box:
+        clients = Clients(box, [ENDLESS]).flowing()
+        for number in range(4):
+            wait_until(lambda died=number: fork_servers_died(box) == died, "the next fork server")
+            os.kill(box.fork_server(), signal.SIGKILL)
+        assert box.ended() == 1
+        assert_cut(clients)
+        assert "the fork server cannot start" in box.log()
+
+
+def fork_servers_died(box: Box) -> int:
+    return [event["kind"] for event in box.events()].count("fork_server_dead")
+
+
 def assert_cut(clients: Clients) -> None:
     """An error event, a closed body, no finish reason, no [DONE]."""
     for answer in clients.join():

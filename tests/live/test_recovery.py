@@ -67,16 +67,24 @@ def test_all_workers_at_once(box: Box, bodies: list[Body], expected: list[Answer
     assert_unchanged(clients.join(), expected, interrupted=2)
 
 
+@pytest.mark.parametrize("deaths", [1, 3])
 def test_the_fork_server_takes_its_workers_with_it_and_all_come_back(
-    box: Box, bodies: list[Body], expected: list[Answer]
+    box: Box, bodies: list[Body], expected: list[Answer], deaths: int
 ) -> None:
+    """It may die again while it starts."""
     before, since = box.incarnations(), box.seq()
     clients = Clients(box, bodies).flowing()
-    kill(box.fork_server())
+    for number in range(deaths):
+        wait_until(lambda dead=number: fork_servers_died(box, since) == dead, "the next fork server")
+        kill(box.fork_server())
     assert_unchanged(clients.join(), expected, interrupted=2)
     box.whole()
     assert all(now > then for now, then in zip(box.incarnations(), before, strict=True))
-    assert [event["kind"] for event in box.events(since)].count("fork_server_dead") == 1
+    assert fork_servers_died(box, since) == deaths
+
+
+def fork_servers_died(box: Box, since: int) -> int:
+    return [event["kind"] for event in box.events(since)].count("fork_server_dead")
 
 
 def test_who_asks_while_no_worker_serves_waits_for_the_next(
