@@ -44,6 +44,8 @@ class Sequence:
     """Pages that are sealed or on their way to be."""
     crcs: list[int] = field(default_factory=list)
     """Checksums of the sealed pages to load before it starts; empty once that is done, or never was to be."""
+    is_loaded: bool = False
+    """Its sealed pages are in the prefix cache, and it is to start before others take them away."""
 
     @property
     def num_generated(self) -> int:
@@ -189,7 +191,12 @@ class BatchScheduler:
         self._pinned = +self._pinned
 
     def next_restore(self) -> Sequence | None:
-        """The waiting request with the fewest sealed pages to load."""
+        """The waiting request with the fewest sealed pages to load; None while it would only wait with them for a seat.
+
+        Until it starts, its pages are prefix cache that others may evict.
+        """
+        if len(self.running) + sum(seq.is_loaded for seq in self.waiting) >= self.max_num_seqs:
+            return None
         return min((s for s in self.waiting if s.crcs), key=lambda s: (len(s.crcs), s.rid), default=None)
 
     def begin_restore(self, seq: Sequence) -> Restore | None:
@@ -217,7 +224,7 @@ class BatchScheduler:
         self.pool.give_back(reversed(restore.pages))
         if good < len(restore.pages):
             seq.num_sealing = first + good
-        seq.crcs = []
+        seq.crcs, seq.is_loaded = [], True
         return first + good
 
     def drop(self, rid: int, epoch: int) -> bool:
@@ -367,8 +374,9 @@ class BatchScheduler:
                 return
             if any(older.overtaken >= OVERTAKES for older in passed):
                 return
-            if seq.crcs:
-                continue  # its pages are still to be loaded
+            if seq.crcs:  # its pages are still to be loaded, all at once, so that small ones could take them for ever
+                passed.append(seq)
+                continue
             hits = self.pool.lookup(seq.hashes[: (len(seq.tokens) - 1) // self.page_size])
             if self._twin_computes(seq, len(hits)):
                 continue
@@ -404,7 +412,7 @@ class BatchScheduler:
         self._start(seq, cached=seq.num_computed)
 
     def _start(self, seq: Sequence, cached: int) -> None:
-        self.running[seq.rid] = seq
+        self.running[seq.rid], seq.is_loaded = seq, False
         self._computing.update(seq.hashes[seq.num_computed // self.page_size :])
         self._report.admitted.append((seq.rid, seq.epoch, cached))
 

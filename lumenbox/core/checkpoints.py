@@ -14,6 +14,8 @@ from lumenbox.core import eviction, placement
 from lumenbox.core.state import Arena, CoreState, KvCheckpoint, Request, RequestPhase, Unquiet, Worker, WorkerPhase
 
 BANDWIDTH_WEIGHT = 0.2
+HOLD_S = 5.0
+"""No worker's writing is held back for longer: a restore may have to wait for pages or a seat."""
 WITHOUT_WRITER = (WorkerPhase.DEAD, WorkerPhase.QUARANTINED, WorkerPhase.STOPPED)
 
 
@@ -199,7 +201,7 @@ class Checkpoints:
         """Its process writes no more, and it loads nothing."""
         for key in [key for key in self._arena.unquiet if key[0] == worker.id]:
             self._recycle(self._arena.unquiet.pop(key))
-        worker.restoring = {}
+        worker.restoring, worker.is_held_back = {}, False
 
     def born(self, worker: Worker) -> None:
         """What was dropped while it had no socket is told again, so that it acknowledges."""
@@ -222,15 +224,23 @@ class Checkpoints:
 
     # -- restores and the link -----------------------------------------------------------------------------------
 
-    def restore_begins(self, worker: Worker, request: Request) -> None:
+    def restore_begins(self, worker: Worker, request: Request, now: float) -> None:
         """While it loads pages, it writes none: both directions at once halve the one that matters."""
         if not worker.restoring:
+            worker.is_held_back = True
             self._emit(c.SetSealRate(worker.id, 0.0))
+            self._emit(c.SetTimer(f"seal:{worker.id}", now + HOLD_S))
         worker.restoring[request.req] = request.epoch
 
     def restore_ends(self, worker: Worker, req: int) -> None:
         """The pages are there, or not wanted any more."""
         if worker.restoring.pop(req, None) is not None and not worker.restoring:
+            self.seals_again(worker)
+
+    def seals_again(self, worker: Worker) -> None:
+        """Nothing is loaded there any more, or it has waited long for pages or seats, and its residents with it."""
+        if worker.is_held_back:
+            worker.is_held_back = False
             self._emit(c.SetSealRate(worker.id, -1.0))
 
     # -- holders -------------------------------------------------------------------------------------------------
@@ -271,6 +281,7 @@ class Checkpoints:
             unquiet = sum(len(pages) for holders, pages in waiting if worker.id in holders)
             assert (worker.held_pages, worker.unquiet_pages) == (held + unquiet, unquiet)
             assert worker.held_pages <= max(0, self._budget), "a budget is exceeded"
+            assert worker.is_held_back <= bool(worker.restoring)
             assert set(worker.holds) == {r for r, cp in arena.checkpoints.items() if worker.id in cp.holders}
         for req, checkpoint in arena.checkpoints.items():
             self._check_one(self._state.requests[req], checkpoint)

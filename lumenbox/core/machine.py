@@ -49,11 +49,12 @@ class Core:
         self.state = state
         self.checkpoints = Checkpoints(state, self._tell, self._serving)
         self._out: list[AnyCommand] = []
+        self._now = 0.0
         self._ready_workers: list[Worker] | None = None
 
     def handle(self, event: e.AnyEvent) -> list[AnyCommand]:  # noqa: PLR0912 (one case an event)
         """Change the state as the event demands and tell what is to be done."""
-        self._out = []
+        self._out, self._now = [], event.now
         match event:
             case e.StepCommitted():
                 self._step_committed(event)
@@ -153,7 +154,7 @@ class Core:
 
     def _restore_begins(self, worker: Worker, request: Request) -> None:
         """It seals nothing meanwhile: who waits for a page to be sealed there waits no longer."""
-        self.checkpoints.restore_begins(worker, request)
+        self.checkpoints.restore_begins(worker, request, self._now)
         for req in worker.requests:
             if self.state.requests[req].follows:
                 self._move_out(self.state.requests[req])
@@ -357,6 +358,8 @@ class Core:
             request = self.state.requests.get(int(number))
             if request is not None and request.follows:
                 self._move_out(request)
+        elif kind == "seal":
+            self.checkpoints.seals_again(self.state.workers[int(number)])
         elif (worker := self.state.workers[int(number)]).phase == WorkerPhase.DEAD:
             self._spawn(worker, keep_pool=False)
 

@@ -120,6 +120,8 @@ class Worker(msgspec.Struct):
     """Those of them that wait for their writer's acknowledgement."""
     restoring: dict[int, int] = {}
     """Requests whose sealed pages it loads now, with their epochs."""
+    is_held_back: bool = False
+    """It writes no pages meanwhile."""
 
     def set_pace(self, pace: float) -> None:
         """What was learned of it."""

@@ -66,12 +66,34 @@ class Rig:
 
     # -- what comes from outside ---------------------------------------------------------------------------------
 
-    def arrive(self, prompt: list[int], max_tokens: int = 4, priority: int = 0, end_ids: tuple[int, ...] = ()) -> int:
+    def arrive(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        priority: int = 0,
+        end_ids: tuple[int, ...] = (),
+        sealed: int = 0,
+    ) -> int:
+        """A new request; with `sealed` pages it comes from another worker."""
         rid = len(self.asked)
         params = SamplingParams(max_tokens=max_tokens, end_ids=end_ids)
         self.asked[rid] = Asked(params, len(prompt), list(prompt), priority)
-        self.scheduler.add(self._sequence(rid))
+        sequence = self._sequence(rid)
+        sequence.crcs, sequence.num_sealing = [0] * sealed, sealed
+        self.scheduler.add(sequence)
         return rid
+
+    def restore(self) -> int | None:
+        """Load the sealed pages of whose turn it is; which request that was, None if none could be loaded."""
+        seq = self.scheduler.next_restore()
+        restore = self.scheduler.begin_restore(seq) if seq is not None else None
+        if seq is None or restore is None:
+            return None
+        for index, page in enumerate(restore.pages, restore.first):
+            for offset in range(PAGE):
+                self.kv[page, offset] = tuple(seq.tokens[: index * PAGE + offset + 1])
+        self.scheduler.end_restore(restore, len(restore.pages))
+        return seq.rid
 
     def cancel(self, rid: int) -> None:
         asked = self.asked[rid]

@@ -148,6 +148,39 @@ def test_a_big_prompt_is_overtaken_by_so_many_and_no_more(at_once: int) -> None:
     assert passed == OVERTAKES
 
 
+def test_a_big_restore_is_overtaken_by_so_many_and_no_more() -> None:
+    """It needs all its pages at once, and small requests would take them one by one for ever."""
+    rig = Rig(num_pages=60, max_num_seqs=4, max_model_len=220)
+    long = rig.arrive([1] * 60, max_tokens=150)
+    while rig.scheduler.running.get(long) is None or rig.scheduler.running[long].num_missing > 1:
+        rig.step()
+    big = rig.arrive([2] * 219, max_tokens=1, sealed=54)
+    passed = 0
+    while big not in rig.scheduler.running:
+        rig.arrive([3, len(rig.asked)], max_tokens=1)
+        rig.restore()
+        passed += len(set(admitted(rig.step())) - {big})
+    assert passed == OVERTAKES
+    rig.run()
+    rig.check_answers()
+
+
+def test_pages_are_loaded_for_those_that_have_a_seat() -> None:
+    """Else they would lie about as prefix cache, and be evicted before their request starts."""
+    rig = Rig(num_pages=30, max_num_seqs=2)
+    rig.arrive([1] * 4, max_tokens=8)
+    first, second = (rig.arrive([2 + n] * 9, max_tokens=2, sealed=2) for n in range(2))
+    rig.step()
+    assert (rig.restore(), rig.restore()) == (first, None), "one seat is left"
+    assert first in admitted(rig.step())
+    assert rig.restore() is None
+    while first in rig.scheduler.running:
+        rig.step()
+    assert rig.restore() == second
+    rig.run()
+    rig.check_answers()
+
+
 def test_waiting_alone_is_no_overtaking() -> None:
     """One that nobody passed for long still lets small ones by when they come."""
     rig = Rig(num_pages=60, max_model_len=220)

@@ -46,7 +46,7 @@ class ArenaShell(Shell):
             self.held_back.discard(event.worker)
         super().tell(event)
         for worker in self.core.state.workers.values():
-            assert bool(worker.restoring) == (worker.id in self.held_back)
+            assert worker.is_held_back == (worker.id in self.held_back)
 
     def _perform(self, command: c.AnyCommand) -> None:
         super()._perform(command)
