@@ -31,7 +31,6 @@ EARLY_DEATHS = 3
 EARLY_DEATH_WINDOW_S = 60.0
 BACKOFF_S = 0.5
 """Pause before the second try of an incarnation that died of its own making before its first step; doubles."""
-MAX_SUSPICIONS = 2
 FOLLOW_S = 2.0
 """A request that moves waits so long for its next page to be sealed: a slow worker fills one too late."""
 COLD_STEPS = 2
@@ -277,14 +276,15 @@ class Core:
             return
         worker.pages = worker.free_pages = event.pages
         self._become(worker, WorkerPhase.READY, "attached" if event.pool_kept else "started")
-        self.state.has_served = True
+        self.state.has_served = worker.is_born = True
         if worker.id in self.state.died_at:
             self.state.birth_s += 0.5 * (event.now - self.state.died_at.pop(worker.id) - self.state.birth_s)
         self.checkpoints.born(worker)
-        if worker.is_to_drain:
+        if worker.is_to_drain and len(self._serving()) > 1:
             self._drain(worker)
-        else:
-            self._place_held()
+        self._place_held()
+        if worker.is_to_drain and worker.phase == WorkerPhase.READY:
+            self._drain(worker)  # what nobody else can take finishes here
 
     def _exiting(self, event: e.WorkerExiting) -> None:
         worker = self.state.workers[event.worker]
@@ -311,13 +311,16 @@ class Core:
         if event.cause not in PLANNED_CAUSES:
             self.state.deaths += 1
         self.checkpoints.died(worker)
-        delay = self._rebirth_delay_s(worker, event)
+        guilty = self._guilty(worker, event) if event.own_making and worker.is_born else []
+        delay = self._rebirth_delay_s(worker, event, guilty)
         if self._serving():
             self._place_held()  # who waited for this birth waits no more
+        for request in guilty:
+            self._end(request.req, "worker_died")
         self._plan(worker, event, delay)
         self.checkpoints.holder_died(worker)
         worker.incarnation += 1
-        worker.renewal = ""
+        worker.renewal, worker.is_born = "", False
         worker.committed_steps = worker.gray_steps = worker.context_tokens = 0
         worker.set_pace(1.0)
         self.state.died_at.pop(worker.id, None)
@@ -329,11 +332,29 @@ class Core:
         elif not self._is_hopeful():
             self._give_up()
 
-    def _rebirth_delay_s(self, worker: Worker, event: e.Settled) -> float | None:
-        """Seconds until the next incarnation may start; None if there is to be none."""
+    def _guilty(self, worker: Worker, event: e.Settled) -> list[Request]:
+        """Requests that were there when a worker died of its own making for the second time; the others are suspect."""
+        guilty: list[Request] = []
+        for req in worker.requests:
+            request = self.state.requests[req]
+            if request.suspect is None:
+                request.suspect = (worker.id, event.now)
+            else:
+                guilty.append(request)
+        return guilty
+
+    def _rebirth_delay_s(self, worker: Worker, event: e.Settled, guilty: list[Request]) -> float | None:
+        """Seconds until the next incarnation may start; None if there is to be none.
+
+        What a guilty request did says nothing against the slots, unless it was one and the same slot both times.
+        """
         if not self.state.config.respawn and event.cause not in PLANNED_CAUSES and not worker.renewal:
             return None
-        if not event.own_making or worker.committed_steps:
+        firsts = [request.suspect for request in guilty if request.suspect is not None]
+        for slot, at in firsts:
+            before = self.state.workers[slot]
+            before.early_deaths = [t for t in before.early_deaths if t != at]
+        if not event.own_making or worker.committed_steps or any(slot != worker.id for slot, _ in firsts):
             return 0.0
         recent = [t for t in worker.early_deaths if t > event.now - EARLY_DEATH_WINDOW_S]
         worker.early_deaths = [*recent, event.now]
@@ -370,27 +391,16 @@ class Core:
         known = {lost.req: lost for lost in event.interrupted}
         owned = [self.state.requests[req] for req in worker.requests]
         interrupted = [known.get(r.req, e.Interrupted(r.req, r.tokens, 0)) for r in owned]
-        if event.own_making:
-            interrupted = self._without_poison(interrupted)
         rebirth_s = float("inf") if delay is None else delay + self.state.birth_s
         case = recovery.Case(self.state, worker, self._serving(), _keeps_pool(event, delay), rebirth_s)
         ways = recovery.plan(case, interrupted)
-        if event.own_making:
+        if event.own_making and worker.is_born:
             ways = self._together(case, ways, interrupted)
         lost_by_req = {lost.req: lost for lost in interrupted}
         for req, way in ways.items():
             self._send_on(lost_by_req[req], way)
         told = tuple((lost.req, ways[lost.req].way, ways[lost.req].heir) for lost in interrupted)
         self._out.append(c.Planned(worker.id, event.incarnation, event.cause, self.state.config.recovery, told))
-
-    def _without_poison(self, interrupted: list[e.Interrupted]) -> list[e.Interrupted]:
-        """Count a suspicion against each; those suspect a second time end here."""
-        for lost in interrupted:
-            request = self.state.requests[lost.req]
-            request.suspicions += 1
-            if request.suspicions >= MAX_SUSPICIONS:
-                self._end(lost.req, "worker_died")
-        return [lost for lost in interrupted if lost.req in self.state.requests]
 
     def _together(self, case: recovery.Case, ways: recovery.Plan, interrupted: list[e.Interrupted]) -> recovery.Plan:
         """Suspects share one worker, so that the guilty one takes no more than that worker with it."""

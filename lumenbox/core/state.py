@@ -73,7 +73,8 @@ class Request(msgspec.Struct):
     phase: RequestPhase = RequestPhase.HELD
     worker: int = -1
     epoch: int = 0
-    suspicions: int = 0
+    suspect: tuple[int, float] | None = None
+    """The slot that it may have brought down, and when. If it is there when another dies, it was it."""
     limit: int = 0
     pages: int = 0
     evicted: bool = False
@@ -104,6 +105,8 @@ class Worker(msgspec.Struct):
     """The operator wants it without work; that outlives a death."""
     renewal: str = ""
     """The verb (restart, upgrade) that replaces its process as soon as what moves away from it has moved."""
+    is_born: bool = False
+    """This incarnation was ready once: until then it has touched no request."""
     restarts: int = 0
     requests: dict[int, bool] = {}
     backlog: dict[int, int] = {}
