@@ -174,10 +174,11 @@ class _Run:
         try:
             async with asyncio.timeout(wait_s):
                 await box.start(self._fork_server, tasks)
-                await box.until(lambda: box.num_ready == box.config.workers or box.ended.done())
+                await box.until(lambda: box.is_over or all(map(box.is_settled, box.core.state.workers)))
         except TimeoutError:
-            raise TimedOut(f"not ready within {wait_s:.0f} s; the logs are in {box.config.run_dir}") from None
-        if not box.ended.done():
+            if not box.core.state.has_served:
+                raise TimedOut(f"not ready within {wait_s:.0f} s; the logs are in {box.config.run_dir}") from None
+        if not box.is_over:
             gc.collect()
             gc.freeze()
             print(_ready_line(box), flush=True)
@@ -192,9 +193,8 @@ class _Run:
             told.cancel()
             raise StartupError(box.ended.result().why)
         signum = told.result()
-        if not starting.done():
-            return SIGNAL_EXIT + signum
-        return await self._drain(box, signum)
+        code = await self._drain(box, signum) if box.core.state.has_served else 0
+        return code if starting.done() or signum == verbs.NOW else SIGNAL_EXIT + signum
 
     async def _drain(self, box: Box, signum: int) -> int:
         """Let running requests finish, up to the deadline or a second signal."""

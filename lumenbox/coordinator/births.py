@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lumenbox.config import BoxConfig
-from lumenbox.coordinator.forkserver import ForkServer, ForkServerGone
+from lumenbox.coordinator.forkserver import Child, ForkServer, ForkServerGone
 from lumenbox.coordinator.link import WorkerLink, socket_pair
 from lumenbox.coordinator.slots import Slot
 from lumenbox.core.ledger import Entry
@@ -59,7 +59,11 @@ def _receive_load(sock: socket.socket) -> tuple[LoadReport, int]:
     if not messages or not fds:
         raise ModelError("the loader died before it was done; its log is loader.log in the run directory")
     os.set_inheritable(fds[0], False)
-    return msgspec.msgpack.decode(messages[0], type=LoadReport), fds[0]
+    try:
+        return msgspec.msgpack.decode(messages[0], type=LoadReport), fds[0]
+    except msgspec.ValidationError:
+        os.close(fds[0])
+        raise StartupError("the code on disk has another loader than this coordinator knows; restart the box") from None
 
 
 def num_pages(config: BoxConfig, facts: ModelFacts, report: LoadReport) -> int:
@@ -90,21 +94,29 @@ async def allocate_pools(config: BoxConfig, report: LoadReport, facts: ModelFact
         *(asyncio.to_thread(segment.create, f"lumenbox-kv-{slot.worker}", size) for slot in slots)
     )
     for slot, fd in zip(slots, fds, strict=True):
-        slot.pool_fd = fd
+        slot.pool_fd, slot.pool_bytes = fd, size
 
 
 async def give_birth(box: Box, slot: Slot, incarnation: int, keep_pool: bool, server: ForkServer) -> None:
-    """Fork the incarnation and send it all it needs; Ready follows on its link."""
-    assert box.report is not None
-    if slot.device_lost:
+    """Fork the incarnation and send it all it needs; Ready follows on its link.
+
+    Raises ForkServerGone, OSError, StartupError: then there is no such process, and nothing is left of it.
+    """
+    if slot.device_lost or slot.pool_fd < 0:
         await _replace_pool(slot)
+    await asyncio.shield(server.warm)
+    report = box.report
+    assert report is not None
+    if keep_pool and slot.pool_identity != report.identity:
+        raise StartupError("the weights were changed while it was to be born on its old pool")
+    slot.pool_identity = report.identity
     ours, theirs = socket_pair()
     status_fd = segment.create(f"lumenbox-status-{slot.worker}", status.PAGE_BYTES)
     log_fd = open_log(box.config, f"worker-{slot.worker}")
     try:
         fds = [theirs.fileno(), log_fd, status_fd, box.weight_fd, slot.pool_fd, box.arena.fd]
         child = await server.fork("worker", fds, {})
-        page = segment.attach(status_fd)
+        slot.link = _linked(box, slot, incarnation, ours, status_fd, child)
     except BaseException:
         ours.close()
         raise
@@ -112,21 +124,41 @@ async def give_birth(box: Box, slot: Slot, incarnation: int, keep_pool: bool, se
         theirs.close()
         os.close(log_fd)
         os.close(status_fd)
-    slot.link = WorkerLink(slot.worker, incarnation, ours, page, child, box.on_frame, box.on_exit)
-    slot.link.send(_boot(box, slot, incarnation, keep_pool))
+    slot.link.send(_boot(box, slot, incarnation, keep_pool, report))
     slot.device_lost = False
+
+
+def _linked(box: Box, slot: Slot, incarnation: int, sock: socket.socket, status_fd: int, child: Child) -> WorkerLink:
+    try:
+        page = segment.attach(status_fd)
+        return WorkerLink(slot.worker, incarnation, sock, page, child, box.on_frame, box.on_exit)
+    except OSError:  # it is dead and reaped already
+        os.close(child.pidfd)
+        raise
 
 
 async def _replace_pool(slot: Slot) -> None:
     """A lost device takes its memory along: what was in the pool must be gone, not merely unused."""
-    size = os.fstat(slot.pool_fd).st_size
-    os.close(slot.pool_fd)
-    slot.pool_fd = await asyncio.to_thread(segment.create, f"lumenbox-kv-{slot.worker}", size)
+    if slot.pool_fd >= 0:
+        os.close(slot.pool_fd)
+        slot.pool_fd = -1
+    name = f"lumenbox-kv-{slot.worker}"
+    creating = asyncio.ensure_future(asyncio.to_thread(segment.create, name, slot.pool_bytes))
+    try:
+        slot.pool_fd = await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        creating.add_done_callback(_close_unwanted)
+        raise
 
 
-def _boot(box: Box, slot: Slot, incarnation: int, keep_pool: bool) -> frames.Boot:
-    config, report, mirror = box.config, box.report, slot.mirror
-    assert report is not None
+def _close_unwanted(made: asyncio.Future[int]) -> None:
+    """The thread that allocates cannot be cancelled."""
+    if not made.cancelled() and made.exception() is None:
+        os.close(made.result())
+
+
+def _boot(box: Box, slot: Slot, incarnation: int, keep_pool: bool, report: LoadReport) -> frames.Boot:
+    config, mirror = box.config, slot.mirror
     returning, slot.returning = slot.returning if keep_pool else {}, {}
     entries = [box.ledger.entries[rid] for rid in returning if rid in box.ledger.entries]
     mirror.keep_only({entry.rid for entry in entries})
@@ -170,8 +202,3 @@ def placed(entry: Entry, crcs: list[int], load: bool = False, poison: bool = Fal
 def open_log(config: BoxConfig, name: str) -> int:
     """Descriptor of a child's log in the run directory, private and appended to."""
     return os.open(config.run_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def killed_for_memory(link: WorkerLink) -> bool:
-    """Whether the cgroup's out-of-memory killer has struck since the worker was born."""
-    return sizing.oom_kills() > link.oom_kills_at_birth

@@ -35,6 +35,7 @@ from lumenbox.core.machine import EARLY_DEATHS, PLANNED_CAUSES, Core
 from lumenbox.core.state import CoreConfig, WorkerPhase
 from lumenbox.errors import LumenboxError, RequestError
 from lumenbox.journal import Journal
+from lumenbox.memory import sizing
 from lumenbox.memory.layout import LoadReport
 from lumenbox.memory.status import Phase
 from lumenbox.models.facts import ModelFacts
@@ -81,13 +82,18 @@ class Box:
         self.report: LoadReport | None = None
         self.weight_fd = -1
         self.endpoint = ""
+        self.has_begun = False
+        """The model is loaded and the first births are under way: from now on its workers can be spoken of."""
         self.ended: asyncio.Future[c.Exit] = asyncio.get_running_loop().create_future()
         self._token_bytes = token_bytes
         self._streams: dict[int, LiveStream] = {}
         self._names: dict[int, str] = {}
         self._new_fork_server = new_fork_server
         self._environment: dict[str, str] = {}
-        self._is_over = False
+        self._has_given_up = False
+        self._oom_kills = sizing.oom_kills()
+        self._old_servers: list[ForkServer] = []
+        """Some of whose workers an upgrade could not replace."""
         self._cold_deaths = 0  # of fork servers before they were warm, one after the other
         self._next_rid = 1
         self._seeds = random.Random(config.seed)
@@ -126,8 +132,10 @@ class Box:
             log.warning("exact mode is off: %s", self.report.inexact_reason)
         await births.allocate_pools(self.config, self.report, self.facts, self.slots)
         await self._allocate_arena(self.report)
-        await asyncio.gather(*(self._give_birth(slot, 1, keep_pool=False) for slot in self.slots))
-        await self.until(lambda: self.core.state.has_served or self.ended.done())
+        for slot in self.slots:
+            self._spawn(slot, 1, keep_pool=False)
+        self.has_begun = True
+        await self.until(lambda: self.core.state.has_served or self.is_over)
 
     async def _allocate_arena(self, report: LoadReport) -> None:
         """Size and take the arena. Only now is the core's configuration complete; nothing has happened yet but
@@ -152,9 +160,10 @@ class Box:
         if self.weight_fd >= 0:
             os.close(self.weight_fd)
             self.weight_fd = -1
-        if hasattr(self, "_fork_server"):
-            self._fork_server.close()
-            self._fork_server.await_end(END_S)
+        servers = [*self._old_servers, self._fork_server] if hasattr(self, "_fork_server") else []
+        for server in servers:
+            server.close()
+            server.await_end(END_S)
         self.journal.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -240,7 +249,7 @@ class Box:
                 self._send(worker, frames.SealRate(bytes_s))
             case c.EndStream(req=req, code=code):
                 self._end_stream(req, code)
-            case c.Fence() | c.Spawn() if self._is_over:
+            case c.Fence() | c.Spawn() if self._has_given_up:
                 pass
             case c.Fence():
                 self._tasks.create_task(self._fence(command))
@@ -511,8 +520,13 @@ class Box:
         if status is None or link.disturbed:
             return "signal", False
         if status < 0:
-            return "signal", -status in CRASH_SIGNALS or births.killed_for_memory(link)
+            return "signal", -status in CRASH_SIGNALS or self._memory_ran_out()
         return "exit", True
+
+    def _memory_ran_out(self) -> bool:
+        """Whether the cgroup's out-of-memory killer has struck since we last looked."""
+        before, self._oom_kills = self._oom_kills, sizing.oom_kills()
+        return self._oom_kills > before
 
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
         assert self.report is not None
@@ -574,17 +588,20 @@ class Box:
 
     async def _give_birth(self, slot: Slot, incarnation: int, keep_pool: bool) -> None:
         """Start an incarnation; what goes wrong before it is ready is told like any other death."""
-        assert self.report is not None
-        slot.pool_identity = self.report.identity
         while not self.ended.done():
+            server = self._fork_server
             try:
-                await births.give_birth(self, slot, incarnation, keep_pool, self._fork_server)
+                await births.give_birth(self, slot, incarnation, keep_pool, server)
                 return
-            except ForkServerGone:
-                continue  # _server_died has put another in its place, or ended the box
+            except ForkServerGone as error:
+                if server is not self._fork_server:
+                    continue  # _server_died has put another in its place
+                reason = str(error)
             except (OSError, LumenboxError) as error:
-                self.tell(e.SpawnFailed(time.monotonic(), slot.worker, incarnation, str(error)))
-                return
+                reason = str(error)
+            log.error("worker %d was not born: %s", slot.worker, reason)
+            self.tell(e.SpawnFailed(time.monotonic(), slot.worker, incarnation, reason))
+            return
 
     def _adopt_server(self, server: ForkServer) -> None:
         self._fork_server = server
@@ -612,14 +629,20 @@ class Box:
 
     async def renew(self, worker: int, verb: str) -> None:
         """Replace a worker's process; its requests go on in the next one, or elsewhere."""
-        before = self.core.state.workers[worker].incarnation
-        self.ask(verb, worker)
         slot = self.core.state.workers[worker]
-        back = (WorkerPhase.READY, WorkerPhase.DRAINED)
-        settled = (*back, WorkerPhase.QUARANTINED)
-        await self.until(lambda: slot.incarnation > before and slot.phase in settled)
-        if slot.phase not in back:
+        is_gone = slot.phase in (WorkerPhase.DEAD, WorkerPhase.QUARANTINED)
+        wanted = slot.incarnation if is_gone else slot.incarnation + 1
+        self.ask(verb, worker)
+        await self.until(lambda: slot.incarnation >= wanted and self.is_settled(worker))
+        if slot.phase not in (WorkerPhase.READY, WorkerPhase.DRAINED):
             raise LumenboxError(f"worker {worker} did not come back: it is {slot.phase}")
+
+    def is_settled(self, worker: int) -> bool:
+        """Whether its slot stays in its state if nothing happens."""
+        phase = self.core.state.workers[worker].phase
+        if phase == WorkerPhase.DEAD:
+            return not self.config.respawn
+        return phase in (WorkerPhase.READY, WorkerPhase.DRAINED, WorkerPhase.QUARANTINED)
 
     async def upgrade(self, environment: dict[str, str]) -> None:
         """A second fork server, with the code on disk and `environment`; slots move one by one, the first retires."""
@@ -627,16 +650,19 @@ class Box:
         new.attach()
         try:
             report, weight_fd = await births.load_weights(new, self.config)
-        except LumenboxError:
+        except BaseException:
             new.close()
             raise
-        old, self._fork_server = self._fork_server, new
-        new.on_death = self._server_died
+        self._old_servers.append(self._fork_server)
+        self._fork_server, new.on_death = new, self._server_died
+        if not new.alive:
+            self._server_died(new)
         self._environment = environment
         self._adopt_weights(report, weight_fd)
         for worker in sorted(self.core.state.workers):
             await self.renew(worker, "upgrade")
-        old.close()
+        while self._old_servers:
+            self._old_servers.pop().close()
 
     def _adopt_weights(self, report: LoadReport, weight_fd: int) -> None:
         """Keep the segment that is there if the new code would compute the same from it; else change over."""
@@ -646,6 +672,11 @@ class Box:
         if self.weight_fd >= 0:
             os.close(self.weight_fd)
         self.report, self.weight_fd = report, weight_fd
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is about to end."""
+        return self.ended.done() or self.core.state.closing
 
     @property
     def num_ready(self) -> int:
@@ -659,12 +690,13 @@ class Box:
     def give_up(self) -> None:
         """The box ends: nothing is taken or recovered any more, and every open stream ends with an error event."""
         self.ask("shutdown")
-        self._is_over = True
+        self._has_given_up = True
         for rid in list(self.ledger.entries):
             self._end_stream(rid, "worker_lost")
 
     def beat(self) -> None:
-        """Once a second: keep silent streams alive."""
+        """Once a second: keep silent streams alive, and count whom else memory cost their lives."""
+        self._oom_kills = sizing.oom_kills()
         now = time.monotonic()
         for stream in set(self._streams.values()):
             stream.beat(now)

@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from lumenbox.errors import StartupError
 from lumenbox.wire import frames
 
 _decode = msgspec.msgpack.Decoder(frames.FromForkServer).decode
 COMMAND = (sys.executable, "-m", "lumenbox.worker.forkserver")
 _MAX_PACKET = 64 << 10
+ANSWER_DEADLINE_S = 20.0
 
 
 class ForkServerGone(Exception):
@@ -71,8 +73,22 @@ class ForkServer:
         self._loop.add_reader(self._sock.fileno(), self._read)
 
     async def fork(self, role: str, fds: list[int], spec: dict[str, Any]) -> Child:
-        """Fork a child with these descriptors (its socket, its log, the role's). Raises ForkServerGone."""
+        """Fork a child with these descriptors (its socket, its log, the role's).
+
+        Raises ForkServerGone, StartupError if the kernel allows no child. A warm server that does not answer for
+        ANSWER_DEADLINE_S is killed: it hangs, and nothing can be born any more.
+        """
         await asyncio.shield(self.warm)
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                return await self._fork(role, fds, spec)
+        except TimeoutError:
+            if self.alive:
+                self._process.kill()
+                self._died()
+            raise ForkServerGone from None
+
+    async def _fork(self, role: str, fds: list[int], spec: dict[str, Any]) -> Child:
         if not self.alive:
             raise ForkServerGone
         self._next_token += 1
@@ -83,7 +99,12 @@ class ForkServer:
             socket.send_fds(self._sock, [frames.encode(frames.Fork(token, role, spec))], fds)
         except (BrokenPipeError, ConnectionResetError):
             self._died()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                os.close(answer.result().pidfd)  # it came in the turn in which we were told to stop waiting
+            raise
 
     def close(self) -> None:
         """End it: its children are killed with it."""
@@ -119,9 +140,12 @@ class ForkServer:
                     os.close(fds[0])  # nobody waits for it any more; it leaves when it finds its socket closed
                 else:
                     answer.set_result(child)
+            case frames.NotForked(token=token, reason=reason):
+                if not (answer := self._forked.pop(token)).cancelled():
+                    answer.set_exception(StartupError(f"no process could be started: {reason}"))
             case frames.Exited(token=token, status=status):
-                child = self._children.pop(token)
-                child.status.set_result(status)
+                if (exited := self._children.pop(token, None)) is not None:
+                    exited.status.set_result(status)
 
     def _died(self, expected: bool = False) -> None:
         self.alive = False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lumenbox.coordinator.forkserver import Child
-from lumenbox.memory import proc, sizing, status
+from lumenbox.memory import proc, status
 from lumenbox.wire import frames, stream
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class WorkerLink:
         self.suspicion: Suspicion | None = None
         """The monitor's: what it found when it last saw the worker late."""
         self.born = self.last_assign = self.last_heard = time.monotonic()
-        self.oom_kills_at_birth = sizing.oom_kills()
         self._sock = sock
         self._page = page
         self._status: status.Status | None = None
@@ -69,7 +68,7 @@ class WorkerLink:
         self._on_frame, self._on_exit = on_frame, on_exit
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = self._loop.create_future()
-        self._closed = False
+        self._closed = self._is_garbled = False
         self._stat_file = os.open(f"/proc/{child.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._loop.add_reader(sock.fileno(), self._read)
         self._loop.add_reader(child.pidfd, self._pidfd_ready)
@@ -95,8 +94,7 @@ class WorkerLink:
         try:
             sent = self._sock.send(self._outgoing)
         except (BrokenPipeError, ConnectionResetError):
-            self._outgoing.clear()  # its death is noticed by other means
-            return
+            sent = len(self._outgoing)  # its death is noticed by other means
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 raise
@@ -113,7 +111,9 @@ class WorkerLink:
             self._on_exit(self, "eof")
 
     def _receive(self) -> str:
-        """Take what is in the socket once: `more`, `empty` or `eof`."""
+        """Take what is in the socket once: `more`, `empty` or `eof`. Nothing counts that comes behind garbage."""
+        if self._is_garbled:
+            return "eof"
         try:
             data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -123,13 +123,17 @@ class WorkerLink:
         if not data:
             return "eof"
         self.last_heard = time.monotonic()
+        whole: list[frames.FromWorker] = []
         try:
             for message in self._splitter.feed(data):
-                self._on_frame(self, _decode(message))
+                whole.append(_decode(message))
         except (ValueError, msgspec.DecodeError):
+            self._is_garbled = True
+        for frame in whole:
+            self._on_frame(self, frame)
+        if self._is_garbled:
             self._on_exit(self, "garbage")
-            return "eof"
-        return "more"
+        return "eof" if self._is_garbled else "more"
 
     def read_out(self) -> None:
         """After the fence: every whole frame that is in the socket counts (DESIGN §5.3)."""

@@ -18,6 +18,7 @@ class Slot:
 
     worker: int
     pool_fd: int = -1
+    pool_bytes: int = 0
     pool_identity: str = ""
     """What the pool's pages were computed with; nothing of another identity is ever attached to."""
     mirror: PoolMirror = field(default_factory=PoolMirror)

@@ -51,8 +51,11 @@ def table(box: Box, signals: asyncio.Queue[int]) -> dict[str, Verb]:
     async def drain(call: Call) -> Answers:
         worker = _worker(box, call, WorkerPhase.READY)
         box.ask("drain", worker)
-        await box.until(lambda: box.core.state.workers[worker].phase != WorkerPhase.DRAINING)
-        yield {"worker": worker, "state": box.core.state.workers[worker].phase.value}
+        slot = box.core.state.workers[worker]
+        await box.until(lambda: slot.phase != WorkerPhase.DRAINING and box.is_settled(worker))
+        if slot.phase not in (WorkerPhase.DRAINED, WorkerPhase.READY):
+            raise LumenboxError(f"worker {worker} died while it was drained: it is {slot.phase}")
+        yield {"worker": worker, "state": slot.phase.value}
 
     async def resume(call: Call) -> Answers:
         worker = _worker(box, call, WorkerPhase.DRAINED)
@@ -65,6 +68,7 @@ def table(box: Box, signals: asyncio.Queue[int]) -> dict[str, Verb]:
         yield {"worker": worker, "state": box.core.state.workers[worker].phase.value}
 
     async def upgrade(call: Call) -> Answers:
+        _require_begun(box)
         await box.upgrade(dict(call.get("environment", {})))
         yield {"workers": box.num_ready}
 
@@ -83,6 +87,7 @@ def table(box: Box, signals: asyncio.Queue[int]) -> dict[str, Verb]:
 
 def _worker(box: Box, call: Call, phase: WorkerPhase | None = None) -> int:
     """The worker that a call names; it must exist, and be in `phase` if one is given."""
+    _require_begun(box)
     worker = int(call.get("worker", -1))
     if worker not in box.core.state.workers:
         raise LumenboxError(f"there is no worker {worker}; the box has 0 to {box.config.workers - 1}")
@@ -90,3 +95,8 @@ def _worker(box: Box, call: Call, phase: WorkerPhase | None = None) -> int:
     if phase is not None and state != phase:
         raise LumenboxError(f"worker {worker} is {state}, not {phase}")
     return worker
+
+
+def _require_begun(box: Box) -> None:
+    if not box.has_begun:
+        raise LumenboxError("the box is loading its model; try again when it is ready")

@@ -280,10 +280,11 @@ class Core:
         if worker.id in self.state.died_at:
             self.state.birth_s += 0.5 * (event.now - self.state.died_at.pop(worker.id) - self.state.birth_s)
         self.checkpoints.born(worker)
-        if worker.is_to_drain and len(self._serving()) > 1:
+        is_alone = len(self._serving()) == 1
+        if worker.is_to_drain and not is_alone:
             self._drain(worker)
         self._place_held()
-        if worker.is_to_drain and worker.phase == WorkerPhase.READY:
+        if worker.is_to_drain and is_alone:
             self._drain(worker)  # what nobody else can take finishes here
 
     def _exiting(self, event: e.WorkerExiting) -> None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from lumenbox.core.commands import EndStream
 from lumenbox.core.ledger import Gain, Ledger
-from lumenbox.core.machine import MAX_SUSPICIONS
 from lumenbox.core.requests import Sampled
 from lumenbox.core.state import CoreState, WorkerPhase
 from lumenbox.sim.kv import VOCABULARY, draw, value
 from lumenbox.sim.scenario import Call
+
+DEATHS_PER_POISON = 2
 
 
 @dataclass(slots=True)
@@ -89,17 +90,17 @@ class Oracle:
     def died_by(self, rid: int) -> None:
         """A poison request ended a worker: it may not do so more than twice."""
         self._killed_by[rid] += 1
-        assert self._killed_by[rid] <= MAX_SUSPICIONS, f"request {rid} cost {self._killed_by[rid]} deaths"
+        assert self._killed_by[rid] <= DEATHS_PER_POISON, f"request {rid} cost {self._killed_by[rid]} deaths"
 
-    def settled(self, owned: list[int], own_making: bool) -> None:
-        """A worker that owned these died."""
+    def settled(self, owned: list[int], are_suspect: bool) -> None:
+        """A worker that owned these died; they are suspect if it died of its own making and could have begun them."""
         for rid in owned:
-            self.clients[rid].deaths_seen += own_making
+            self.clients[rid].deaths_seen += are_suspect
 
     def failed(self, command: EndStream, state: CoreState) -> None:
         """An error is right for a twice-suspect, without recovery, or when no worker is left."""
         if command.code == "worker_died":
-            assert self.clients[command.req].deaths_seen >= MAX_SUSPICIONS, f"request {command.req} is innocent"
+            assert self.clients[command.req].deaths_seen >= DEATHS_PER_POISON, f"request {command.req} is innocent"
         else:
             assert state.config.recovery == "none" or not hope(state), f"request {command.req} could have gone on"
         self.clients[command.req].ended("failed")

@@ -498,7 +498,7 @@ class Shell:
             for rid in owned
             if (entry := self.ledger.entries.get(rid)) is not None
         )
-        self.oracle.settled(owned, own_making)
+        self.oracle.settled(owned, own_making and self.core.state.workers[slot.worker].is_born)
         slot.returning = {}
         lost, slot.device_lost = slot.device_lost, False
         if lost:

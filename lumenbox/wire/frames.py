@@ -184,6 +184,13 @@ class Forked(msgspec.Struct, frozen=True, tag="forked", array_like=True):
     pid: int
 
 
+class NotForked(msgspec.Struct, frozen=True, tag="not_forked", array_like=True):
+    """There is no child: the kernel had no process, memory or descriptor for it."""
+
+    token: int
+    reason: str
+
+
 class Exited(msgspec.Struct, frozen=True, tag="exited", array_like=True):
     """The child was reaped. `status` as os.waitstatus_to_exitcode: an exit code, or minus a signal number."""
 
@@ -198,7 +205,7 @@ class Warm(msgspec.Struct, frozen=True, tag="warm", array_like=True):
     seconds: float
 
 
-FromForkServer = Warm | Forked | Exited
+FromForkServer = Warm | Forked | NotForked | Exited
 
 
 encode = msgspec.msgpack.Encoder().encode

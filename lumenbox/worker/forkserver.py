@@ -95,16 +95,28 @@ class ForkServer:
         if not data:
             return False
         order = msgspec.msgpack.decode(data, type=frames.Fork)
+        try:
+            self._fork(order, fds)
+        except OSError as error:
+            self.send(frames.NotForked(order.token, os.strerror(error.errno or 0)))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _fork(self, order: frames.Fork, fds: list[int]) -> None:
         pid = os.fork()
         if pid == 0:
             self._become(order, fds)
-        for fd in fds:
-            os.close(fd)
+        try:
+            pidfd = os.pidfd_open(pid)  # nobody else reaps, so the number is still this child's
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._tokens[pid] = order.token
-        pidfd = os.pidfd_open(pid)  # nobody else reaps, so the number is still this child's
         self.send(frames.Forked(order.token, pid), [pidfd])
         os.close(pidfd)
-        return True
 
     def _reap(self) -> None:
         while self._tokens:
@@ -128,7 +140,8 @@ class ForkServer:
             process.go_first_when_memory_ends()
             os.environ.update(order.environment)
             role: Callable[..., int] = getattr(importlib.import_module("lumenbox.worker.roles"), order.role)
-            code = role(socket.socket(fileno=sock_fd), rest, order.spec)
+            sock = socket.socket(fileno=sock_fd)  # open until the very end: whoever sees it closed kills, and the
+            code = role(sock, rest, order.spec)  # exit code, which says whether we are to blame, would be lost
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
         except BaseException:  # noqa: BLE001 (the child's last frame: everything must end in _exit)
