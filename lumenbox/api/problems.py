@@ -40,6 +40,8 @@ def error_response(problem: RequestError) -> web.Response:
     )
     if problem.status in (429, 503):
         response.headers["Retry-After"] = str(problem.retry_after_s or 1)
+    if problem.code == "worker_died":
+        response.headers["X-Should-Retry"] = "false"  # OpenAI's clients repeat a 500 twice: it would cost more workers
     if problem.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if problem.status in (408, 413):

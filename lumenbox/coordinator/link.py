@@ -149,7 +149,8 @@ class WorkerLink:
         A worker may come to a stand in the middle of writing one. Then the page is torn for ever, and what it said
         before grows old: that it must be judged by.
         """
-        self._status = status.read(self._page) or self._status
+        if not self._closed:
+            self._status = status.read(self._page) or self._status
         return self._status
 
     def is_exiting(self) -> bool:

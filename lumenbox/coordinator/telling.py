@@ -33,10 +33,11 @@ class EventLog:
         """Events with a larger number."""
         return [event for event in self._events if event["seq"] > seq]
 
-    async def wait(self) -> None:
-        """Until another event is told."""
-        self._more.clear()
-        await self._more.wait()
+    async def wait(self, seq: int) -> None:
+        """Until there is one with a larger number."""
+        while self._seq <= seq:
+            self._more.clear()
+            await self._more.wait()
 
 
 class Recovery:

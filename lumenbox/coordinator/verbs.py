@@ -37,7 +37,7 @@ def table(box: Box, signals: asyncio.Queue[int]) -> dict[str, Verb]:
                 yield event
             if not call.get("follow"):
                 return
-            await box.events.wait()
+            await box.events.wait(seen)
 
     async def report(call: Call) -> Answers:
         document = box.recoveries.find(str(call.get("which", "last")))

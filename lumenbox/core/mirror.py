@@ -90,8 +90,7 @@ class PoolMirror:
 
     def clear(self) -> None:
         """The pool is gone."""
-        self.tables.clear()
-        self.computed.clear()
+        self.keep_only(set())
         self.hashes.clear()
 
     @property

@@ -146,9 +146,17 @@ class KvCheckpoints:
 
     # -- restoring -----------------------------------------------------------------------------------------------
 
-    def next_restore(self, scheduler: BatchScheduler) -> Sequence | None:
-        """Whose pages are to be loaded now."""
-        return self.preloads[0] if self.preloads else scheduler.next_restore()
+    def begin_restore(self, scheduler: BatchScheduler) -> tuple[Sequence, Restore | None] | None:
+        """Whose pages are to be loaded now, if any can be: who waits for them first."""
+        seq = scheduler.next_restore()
+        restore = scheduler.begin_restore(seq) if seq is not None else None
+        if seq is not None and restore is not None:
+            return seq, restore
+        if not self.preloads:
+            return None
+        seq = self.preloads[0]
+        restore = scheduler.begin_restore(seq)
+        return None if restore is None and scheduler.restore_may_come(seq) else (seq, restore)
 
     def load_s(self, restore: Restore | None) -> float:
         """How long that takes."""
@@ -161,7 +169,7 @@ class KvCheckpoints:
             return
         pages = scheduler.end_restore(restore, good) if restore is not None else 0
         self._news.restored.append((seq.rid, seq.epoch, pages, good * self._times.page_bytes, seconds))
-        if self.preloads:
+        if self.preloads and self.preloads[0] is seq:
             self.preloads.popleft()
         self._passes("restore_done")
 

@@ -96,6 +96,8 @@ class Slot:
     link: Link | None = None
     birth: Birth | None = None
     returning: dict[int, int] = field(default_factory=dict)
+    phase: str = "starting"
+    """As the core has told it."""
     dooms: deque[str] = field(default_factory=deque)
     device_lost: bool = False
     identity: int = 0
@@ -203,7 +205,9 @@ class Shell:
             case c.SetTimer(name=name, at=at):
                 self._timers[name] = at
                 self.soon(at - self.clock.now, partial(self._timer_due, name, at))
-            case c.Changed() | c.Planned() | c.Stays():
+            case c.Changed(worker=worker, state=state):
+                self.slots[worker].phase = state
+            case c.Planned() | c.Stays():
                 pass
             case c.Exit():
                 self.exited = command
@@ -233,7 +237,7 @@ class Shell:
             return
         saves = command.way != "recompute" or self.core.state.config.routing == "cost"
         assert saves or not command.sealed, f"request {entry.rid} is computed again, although pages of it are sealed"
-        assert self.core.state.workers[command.worker].phase in SERVING, "assigned to one that does not serve"
+        assert slot.phase in SERVING, "assigned to one that does not serve"
         assert slot.link is not None and not slot.link.fenced, "assigned to the dead"
         crcs = self._records.checksums(entry.slots[: command.sealed], slot.identity)
         self._send(slot, Assign(self._placed(entry, crcs, load=command.way == "restore")))

@@ -175,12 +175,11 @@ class SimWorker:
             self._obey(self.socket.commands.popleft())
             if not self.alive:
                 return
-        seq = self._checkpoints.next_restore(self.scheduler)
-        restore = self.scheduler.begin_restore(seq) if seq is not None else None
-        waits = not self._checkpoints.preloads or (seq is not None and self.scheduler.restore_may_come(seq))
-        if seq is None or (restore is None and waits):
+        begun = self._checkpoints.begin_restore(self.scheduler)
+        if begun is None:
             self._advance()
         elif self._passes("restore_begun"):
+            seq, restore = begun
             seconds = self._checkpoints.load_s(restore)
             self._after(seconds, lambda: self._load(seq, restore, seconds))
 

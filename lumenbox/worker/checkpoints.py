@@ -94,12 +94,17 @@ class KvCheckpoints:
             pass
 
     def _restore_one(self, scheduler: BatchScheduler) -> bool:
-        """Load the pages of one request, the shortest first; whether there was one that could be loaded."""
-        seq = self._preloads[0] if self._preloads else scheduler.next_restore()
-        if seq is None:
-            return False
-        restore = scheduler.begin_restore(seq)
-        if restore is None and (not self._preloads or scheduler.restore_may_come(seq)):
+        """Load the pages of one request; whether there was one that could be loaded.
+
+        Who waits for them goes first, the shortest of those; nobody waits for what is sent ahead of a move.
+        """
+        seq = scheduler.next_restore()
+        restore = scheduler.begin_restore(seq) if seq is not None else None
+        is_ahead = restore is None and bool(self._preloads)
+        if is_ahead:
+            seq = self._preloads[0]
+            restore = scheduler.begin_restore(seq)
+        if seq is None or (restore is None and (not is_ahead or scheduler.restore_may_come(seq))):
             return False
         started = time.monotonic()
         self._faults.at("restore_begun")
@@ -108,7 +113,7 @@ class KvCheckpoints:
         seconds = time.monotonic() - started
         self._news.restored.append((seq.rid, seq.epoch, pages, good * self._arena.page_bytes, seconds))
         self._faults.at("restore_done")
-        if self._preloads:
+        if is_ahead:
             self._preloads.popleft()
         return True
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
+import time
 
 import msgspec
 
 from lumenbox.wire import frames, stream
 
 _decode = msgspec.msgpack.Decoder(frames.ToWorker).decode
+
+NO_MEMORY_PAUSE_S = 0.001
 
 
 class CoordinatorGone(Exception):
@@ -40,8 +44,14 @@ class Link:
         self.write(stream.pack(frames.encode(message)))
 
     def write(self, data: bytes) -> None:
-        """Write bytes of a frame."""
-        try:
-            self._sock.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            raise CoordinatorGone from None
+        """Write bytes of a frame, however long the kernel has no memory for them."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._sock.send(left) :]
+            except (BrokenPipeError, ConnectionResetError):
+                raise CoordinatorGone from None
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                time.sleep(NO_MEMORY_PAUSE_S)  # nobody tells when there is some again
