@@ -93,7 +93,7 @@ class Box:
         self._has_given_up = False
         self._oom_kills = sizing.oom_kills()
         self._old_servers: list[ForkServer] = []
-        """Some of whose workers an upgrade could not replace."""
+        """That an upgrade is about to replace, or could not wholly."""
         self._cold_deaths = 0  # of fork servers before they were warm, one after the other
         self._next_rid = 1
         self._seeds = random.Random(config.seed)
@@ -654,6 +654,7 @@ class Box:
             new.close()
             raise
         self._old_servers.append(self._fork_server)
+        retired = list(self._old_servers)
         self._fork_server, new.on_death = new, self._server_died
         if not new.alive:
             self._server_died(new)
@@ -661,8 +662,9 @@ class Box:
         self._adopt_weights(report, weight_fd)
         for worker in sorted(self.core.state.workers):
             await self.renew(worker, "upgrade")
-        while self._old_servers:
-            self._old_servers.pop().close()
+        for server in retired:  # every worker has been born of a later one since
+            server.close()
+        self._old_servers = [server for server in self._old_servers if server not in retired]
 
     def _adopt_weights(self, report: LoadReport, weight_fd: int) -> None:
         """Keep the segment that is there if the new code would compute the same from it; else change over."""
