@@ -113,11 +113,16 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Restore:
-    """Sealed pages on their way from the arena: page `first` + i of the request goes to pool page `pages[i]`."""
+    """Sealed pages on their way from the arena to `pages`; they come behind the `cached` ones, which the pool has."""
 
     seq: Sequence
-    first: int
+    cached: list[int]
     pages: list[int]
+
+    @property
+    def first(self) -> int:
+        """Index of `pages[0]` in the request's table."""
+        return len(self.cached)
 
 
 class BatchScheduler:
@@ -138,7 +143,7 @@ class BatchScheduler:
         """Prompt pages that running sequences are about to compute: twins wait for them instead of doing it again."""
         self._report = Report()
         self._pinned: Counter[int] = Counter()
-        """Pages that are being copied to the arena."""
+        """Pages that are being copied to the arena, or loaded from it."""
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -200,15 +205,20 @@ class BatchScheduler:
         return min((s for s in self.waiting if s.crcs), key=lambda s: (len(s.crcs), s.rid), default=None)
 
     def begin_restore(self, seq: Sequence) -> Restore | None:
-        """Take pages for what the prefix cache does not hold; None when they are not free yet (try after a frame)."""
+        """Take pages for what the prefix cache does not hold; None when they are not free yet (try after a frame).
+
+        All of them are kept until `end_restore`, however many steps later that is.
+        """
         page_hashes(seq.tokens, self.page_size, seq.hashes)
-        first = len(self.pool.lookup(seq.hashes[: len(seq.crcs)]))
-        missing = len(seq.crcs) - first
+        cached = self.pool.lookup(seq.hashes[: len(seq.crcs)])
+        missing = len(seq.crcs) - len(cached)
         pages = self.pool.take(missing)
         if pages is None:
             self.pool.evict_until(missing)
             return None
-        return Restore(seq, first, pages)
+        self.pool.share(cached)
+        self._pinned.update([*cached, *pages])
+        return Restore(seq, cached, pages)
 
     def restore_may_come(self, seq: Sequence) -> bool:
         """Whether frames can free the pages that `begin_restore` did not get, without anything having to end."""
@@ -221,7 +231,7 @@ class BatchScheduler:
         seq, first = restore.seq, restore.first
         for page, page_hash in zip(restore.pages[:good], seq.hashes[first:], strict=False):
             self.pool.seal(page, page_hash)
-        self.pool.give_back(reversed(restore.pages))
+        self.unpin([*reversed(restore.pages), *reversed(restore.cached)])
         if good < len(restore.pages):
             seq.num_sealing = first + good
         seq.crcs, seq.is_loaded = [], True

@@ -14,6 +14,7 @@ from lumenbox.worker.copier import Copier, Copy
 from lumenbox.worker.faults import Faults
 
 RESTORE_SLICE_S = 0.02
+"""For so long at a time the running requests wait while pages of another are loaded."""
 
 
 @dataclass(slots=True)
@@ -25,6 +26,19 @@ class News:
     restored: list[tuple[int, int, int, int, float]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Loading:
+    """A restore under way: how many pages are there, and the seconds that took."""
+
+    restore: Restore
+    good: int = 0
+    seconds: float = 0.0
+
+    def is_of(self, rid: int, epoch: int) -> bool:
+        """Whether it is that request's."""
+        return (self.restore.seq.rid, self.restore.seq.epoch) == (rid, epoch)
+
+
 class KvCheckpoints:
     """Seals pages as they fill, loads them when a request arrives with sealed ones."""
 
@@ -33,13 +47,14 @@ class KvCheckpoints:
         self._copier: Copier | None = None
         """Started with the first slot: a box without checkpoints has no thread for them."""
         self._preloads: deque[Sequence] = deque()
+        self._loading: Loading | None = None
         self._news = News()
 
     @property
     def has_news(self) -> bool:
         """Whether a frame is due although no step runs."""
         done = self._copier is not None and self._copier.has_done  # its pages are pinned until a frame tells of them
-        return bool(self._news.quiet or self._news.restored or self._preloads or done)
+        return bool(self._news.quiet or self._news.restored or self._preloads or self._loading or done)
 
     def obey(
         self,
@@ -74,9 +89,12 @@ class KvCheckpoints:
             seq.num_sealing = min(copy.index for copy in dropped)  # preempted: it seals them when it is back
         self._faults.at("slots_released")
 
-    def cancel_preload(self, rid: int, epoch: int) -> None:
-        """The request does not come after all. What was loaded already is prefix cache like any other."""
+    def cancel(self, scheduler: BatchScheduler, rid: int, epoch: int) -> None:
+        """Nothing is to be loaded for it any more. What was loaded already is prefix cache like any other."""
         self._preloads = deque(s for s in self._preloads if (s.rid, s.epoch) != (rid, epoch))
+        if self._loading is not None and self._loading.is_of(rid, epoch):
+            scheduler.end_restore(self._loading.restore, self._loading.good)
+            self._loading = None
 
     def collect(self, scheduler: BatchScheduler) -> News:
         """What happened since the last frame."""
@@ -88,44 +106,64 @@ class KvCheckpoints:
         return news
 
     def restore_some(self, scheduler: BatchScheduler) -> None:
-        """Load the pages of requests that wait for them, for about as long as the running ones can be kept waiting."""
+        """Load pages of requests that wait for them, for about as long as the running ones can be kept waiting."""
         until = time.monotonic() + RESTORE_SLICE_S
-        while self._restore_one(scheduler) and time.monotonic() < until:
-            pass
+        while self._loading is not None or self._begin_restore(scheduler):
+            self._load(scheduler, until)
+            if time.monotonic() >= until:
+                return
 
-    def _restore_one(self, scheduler: BatchScheduler) -> bool:
-        """Load the pages of one request; whether there was one that could be loaded.
+    def _begin_restore(self, scheduler: BatchScheduler) -> bool:
+        """Begin to load the pages of one request; whether there was one for which there is room.
 
         Who waits for them goes first, the shortest of those; nobody waits for what is sent ahead of a move.
         """
         seq = scheduler.next_restore()
         restore = scheduler.begin_restore(seq) if seq is not None else None
-        is_ahead = restore is None and bool(self._preloads)
-        if is_ahead:
-            seq = self._preloads[0]
-            restore = scheduler.begin_restore(seq)
-        if seq is None or (restore is None and (not is_ahead or scheduler.restore_may_come(seq))):
+        if restore is None and self._preloads:
+            restore = scheduler.begin_restore(self._preloads[0])
+            if restore is not None:
+                self._preloads.popleft()
+            elif not scheduler.restore_may_come(self._preloads[0]):
+                self._tell_restored(self._preloads.popleft())
+        if restore is None:
             return False
-        started = time.monotonic()
         self._faults.at("restore_begun")
-        good = self._load(restore) if restore else 0
-        pages = scheduler.end_restore(restore, good) if restore else 0
-        seconds = time.monotonic() - started
-        self._news.restored.append((seq.rid, seq.epoch, pages, good * self._arena.page_bytes, seconds))
-        self._faults.at("restore_done")
-        if is_ahead:
-            self._preloads.popleft()
+        self._loading = Loading(restore)
         return True
 
-    def _load(self, restore: Restore) -> int:
-        """Read pages until one's checksum fails in every replica; returns how many are good."""
-        for position, page in enumerate(restore.pages):
-            index = restore.first + position
-            target = self._pool.page_bytes(page)
-            if not any(self._arena.read(slot, target) == restore.seq.crcs[index] for slot in restore.seq.slots[index]):
-                return position
-            self._faults.at("page_restored")
-        return len(restore.pages)
+    def _load(self, scheduler: BatchScheduler, until: float) -> None:
+        """Read pages until it is late, all are there, or one's checksum fails in every replica."""
+        loading = self._loading
+        assert loading is not None
+        started = time.monotonic()
+        restore, is_sound = loading.restore, True
+        while is_sound and loading.good < len(restore.pages):
+            is_sound = self._read(restore, loading.good)
+            if is_sound:
+                loading.good += 1
+                self._faults.at("page_restored")
+            if time.monotonic() >= until:
+                break
+        loading.seconds += time.monotonic() - started
+        if not is_sound or loading.good == len(restore.pages):
+            self._end_loading(scheduler)
+            self._faults.at("restore_done")
+
+    def _end_loading(self, scheduler: BatchScheduler) -> None:
+        """Keep what is there, and tell of it."""
+        loading, self._loading = self._loading, None
+        assert loading is not None
+        pages = scheduler.end_restore(loading.restore, loading.good)
+        self._tell_restored(loading.restore.seq, pages, loading.good, loading.seconds)
+
+    def _tell_restored(self, seq: Sequence, pages: int = 0, loaded: int = 0, seconds: float = 0.0) -> None:
+        self._news.restored.append((seq.rid, seq.epoch, pages, loaded * self._arena.page_bytes, seconds))
+
+    def _read(self, restore: Restore, position: int) -> bool:
+        seq, index = restore.seq, restore.first + position
+        target = self._pool.page_bytes(restore.pages[position])
+        return any(self._arena.read(slot, target) == seq.crcs[index] for slot in seq.slots[index])
 
     def _reserve(self, scheduler: BatchScheduler, command: frames.Reserve) -> None:
         seq = scheduler.find(command.rid, command.epoch)
@@ -134,7 +172,11 @@ class KvCheckpoints:
 
     def _release(self, scheduler: BatchScheduler, rid: int, epoch: int) -> None:
         self.forget(scheduler, rid)
+        if self._loading is not None and self._loading.is_of(rid, epoch):
+            self._end_loading(scheduler)  # the slots may be another's before the next page is read
         if (seq := scheduler.find(rid, epoch)) is not None:
+            if seq.crcs:
+                self._tell_restored(seq)
             seq.slots, seq.num_sealing, seq.crcs = [], 0, []
         self._news.quiet.append((rid, epoch))
 

@@ -121,7 +121,7 @@ class WorkerLoop:
                     os.abort()
                 self._scheduler.add(sequence(placed))
             case frames.Cancel(rid=rid, epoch=epoch):
-                self._checkpoints.cancel_preload(rid, epoch)
+                self._checkpoints.cancel(self._scheduler, rid, epoch)
                 if self._scheduler.drop(rid, epoch):
                     self._checkpoints.forget(self._scheduler, rid)
             case frames.Reserve() | frames.Release() | frames.Preload() | frames.SealRate():
