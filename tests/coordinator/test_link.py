@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from lumenbox.coordinator.forkserver import Child
 from lumenbox.coordinator.link import WorkerLink, socket_pair
 from lumenbox.memory.status import PAGE_BYTES, Phase, StatusWriter
 from lumenbox.wire import frames
-from lumenbox.wire.stream import Splitter
+from lumenbox.wire.stream import Splitter, pack
 
 
 @pytest.fixture
@@ -27,11 +28,14 @@ def page() -> Iterator[mmap.mmap]:
 
 
 @asynccontextmanager
-async def linked(page: mmap.mmap) -> AsyncIterator[tuple[WorkerLink, socket.socket]]:
-    """A link, and the worker's end of its socket."""
+async def linked(
+    page: mmap.mmap, heard: asyncio.Queue[Any] | None = None
+) -> AsyncIterator[tuple[WorkerLink, socket.socket]]:
+    """A link, and the worker's end of its socket. What it says goes to `heard`: frames, and the evidence of its end."""
     ours, theirs = socket_pair()
     child = Child(os.getpid(), os.pidfd_open(os.getpid()), asyncio.get_running_loop().create_future())
-    link = WorkerLink(0, 1, ours, page, child, lambda *_: None, lambda *_: None)
+    heard = heard or asyncio.Queue()
+    link = WorkerLink(0, 1, ours, page, child, lambda _, m: heard.put_nowait(m), lambda _, e: heard.put_nowait(e))
     try:
         yield link, theirs
     finally:
@@ -99,5 +103,57 @@ def test_what_the_kernel_has_no_memory_for_is_sent_when_it_has(
             link.send(frames.Cancel(1, 0))
             data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, 1 << 16), 10)
             assert (crammed.refused, Splitter().feed(data)) == (1, [frames.encode(frames.Cancel(1, 0))])
+
+    asyncio.run(talk())
+
+
+def test_nothing_counts_behind_garbage_not_even_what_is_read_after_the_fence(page: mmap.mmap) -> None:
+    async def talk() -> None:
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        async with linked(page, heard) as (link, theirs):
+            theirs.sendall(frame("before") + pack(b"\xc1") + frame("behind"))
+            async with asyncio.timeout(10):
+                assert [await heard.get(), await heard.get()] == [frames.Failed("before"), "garbage"]
+            theirs.sendall(frame("later"))
+            link.read_out()
+            assert frames.Failed("later") not in [heard.get_nowait() for _ in range(heard.qsize())]
+            assert link._sock.recv(1 << 16) == frame("later"), "it had arrived"
+
+    asyncio.run(talk())
+
+
+def test_garbage_ends_what_is_read_after_the_fence(page: mmap.mmap) -> None:
+    async def talk() -> None:
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        async with linked(page, heard) as (link, theirs):
+            theirs.sendall(frame("before") + pack(b"\xc1") + frame("behind"))
+            link.read_out()
+            theirs.sendall(frame("later"))
+            link.read_out()
+            assert [heard.get_nowait() for _ in range(heard.qsize())] == [frames.Failed("before"), "garbage"]
+
+    asyncio.run(talk())
+
+
+def frame(reason: str) -> bytes:
+    return pack(frames.encode(frames.Failed(reason)))
+
+
+def test_a_worker_that_hears_nothing_any_more_leaves_no_writer(
+    page: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stayed would be called in every turn of the loop."""
+
+    async def talk() -> None:
+        async with linked(page) as (link, theirs):
+            crammed = Crammed(link._sock)
+            monkeypatch.setattr(link, "_sock", crammed)
+            theirs.close()
+            link.send(frames.Cancel(1, 0))
+            async with asyncio.timeout(10):
+                while link._outgoing:
+                    await asyncio.sleep(0)
+            assert crammed.refused == 1, "a writer was registered"
+            assert not asyncio.get_running_loop().remove_writer(crammed.fileno())
 
     asyncio.run(talk())

@@ -5,10 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 
 import pytest
-from live_boxes import Box, Clients, Connection, cli, descendants, gone, is_alive, running, wait_until
+from live_boxes import (
+    DEADLINE_S,
+    Box,
+    Clients,
+    Connection,
+    cli,
+    descendants,
+    gone,
+    is_alive,
+    running,
+    start,
+    stat_fields,
+    wait_until,
+)
 from live_load import chat
 
 LONG = chat(max_tokens=300)
@@ -170,6 +184,28 @@ def test_down(how: tuple[str, ...]) -> None:
             assert all(answer.is_whole for answer in clients.join())
         again = cli("down", "--run-dir", str(box.run_dir))
         assert again.returncode == 3 and "lumenbox up" in again.stderr
+
+
+def test_down_now_does_not_wait_for_the_model_that_an_upgrade_loads() -> None:
+    with running() as box:
+        before = descendants(box.pid)
+        command = [sys.executable, "-m", "lumenbox", "upgrade", "--run-dir", str(box.run_dir)]
+        upgrade = start(command, box.run_dir / "upgrade.out", box.run_dir / "upgrade.err")
+        loader = wait_until(lambda: loader_of(box, before), "the loader")
+        os.kill(loader, signal.SIGSTOP)  # a model that takes long to read
+        wait_until(lambda: stat_fields(loader)[0] == "T", "a stopped loader")
+        pids = descendants(box.pid)
+        assert len(pids) == len(before) + 2 and box.incarnations() == [1, 1], "it loads"
+        assert cli("down", "--now", "--wait", "15", "--run-dir", str(box.run_dir)).returncode == 0
+        assert box.ended() == 0 and gone(pids)
+        assert upgrade.wait(DEADLINE_S) == 3 and "Traceback" not in box.log()
+
+
+def loader_of(box: Box, before: set[int]) -> int:
+    """The grandchild that was not there before, once it has its own log: by then it dies with its fork server."""
+    new = descendants(box.pid) - before
+    loaders = [pid for pid in new if int(stat_fields(pid)[1]) in new]
+    return next((pid for pid in loaders if os.readlink(f"/proc/{pid}/fd/1").endswith("loader.log")), 0)
 
 
 def test_down_that_outlasts_its_wait_says_so() -> None:

@@ -103,22 +103,66 @@ def environ_of(pid: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("verb", ["drain", "restart", "upgrade"])
 def test_a_worker_that_dies_while_it_is_moved(box: Box, load: Load, verb: str) -> None:
+    """It is moved all the same, and the verb does not answer before."""
     victim = box.busy()
     words = (verb,) if verb == "upgrade" else (verb, str(victim["id"]))
-    moving = threading.Thread(target=lambda: cli(*words, "--run-dir", str(box.run_dir)), daemon=True)
+    said: list[str] = []
+    moving = threading.Thread(target=lambda: said.append(steer(box, *words)), daemon=True)
     moving.start()
-    wait_until(lambda: moved(box) or not moving.is_alive(), "the move")
-    os.kill(next(pid for pid in box.pids() if pid is not None), signal.SIGKILL)
+    wait_until(lambda: struck(box), "the move")
     moving.join(120)
     assert not moving.is_alive(), "the verb hangs"
+    ends = {"drain": f"worker {victim['id']} drained\n", "restart": f"worker {victim['id']} ready\n"}
+    assert said == [ends.get(verb, "2 workers upgraded\n")]
     load.end(interrupted=1)
-    for row in box.state()["workers"]:
-        if row["state"] == "drained":
-            steer(box, "resume", str(row["id"]))
+    if verb == "drain":
+        wait_until(lambda: box.worker(victim["id"])["state"] == "drained", "a worker that is drained for good")
+        steer(box, "resume", str(victim["id"]))
 
 
-def moved(box: Box) -> bool:
-    return box.state()["state"] != "ready"
+def struck(box: Box) -> bool:
+    """Kill a worker that is on the move, if there is one and it has a process."""
+    moved = next((row for row in box.state()["workers"] if row["state"] != "ready" and row["pid"]), None)
+    try:
+        return moved is not None and os.kill(moved["pid"], signal.SIGKILL) is None
+    except ProcessLookupError:
+        return False
+
+
+def test_what_waits_is_served_by_a_worker_that_is_reborn_to_be_drained() -> None:
+    """Nobody else could. The drain answers when that is done, not when the worker dies."""
+    with running("--max-num-seqs", "1") as box:
+        body = chat(max_tokens=400)
+        wanted = box.stream(body)
+        steer(box, "drain", "1")
+        clients = Clients(box, [body] * 3)
+        wait_until(
+            lambda: box.worker(0)["running"] and box.worker(0)["waiting"] == 2, "one that runs and two that wait"
+        )
+        said: list[object] = []
+        draining = threading.Thread(target=lambda: said.append(box.steer("drain", worker=0)), daemon=True)
+        draining.start()
+        row = wait_until(lambda: (row := box.worker(0))["state"] == "draining" and row, "the drain")
+        assert row["waiting"]
+        os.kill(row["pid"], signal.SIGKILL)
+        assert_unchanged(clients.join(), [wanted] * 3)
+        draining.join(120)
+        assert said == [{"worker": 0, "state": "drained"}]
+        assert [(row["state"], row["incarnation"]) for row in box.state()["workers"]] == [
+            ("drained", 2),
+            ("drained", 1),
+        ]
+
+
+def test_restart_brings_a_quarantined_worker_back(box: Box) -> None:
+    steer(box, "restart", "1")  # a new life: deaths count until its first step
+    for _ in range(3):
+        pid = wait_until(lambda: (row := box.worker(1))["state"] == "ready" and row["pid"], "another life")
+        os.kill(pid, signal.SIGSEGV)
+        wait_until(lambda dead=pid: box.worker(1)["pid"] != dead, "its end")
+    wait_until(lambda: box.worker(1)["state"] == "quarantined", "the quarantine")
+    assert steer(box, "restart", "1") == "worker 1 ready\n"
+    assert box.worker(1)["state"] == "ready"
 
 
 # -- chaos -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live_boxes import Answer, Body, Box, Clients, descendants, gone, running, wait_until
+from live_boxes import (
+    Answer,
+    Body,
+    Box,
+    Clients,
+    cli,
+    descendants,
+    gone,
+    is_alive,
+    running,
+    runs_in,
+    stat_fields,
+    wait_until,
+)
 from live_load import assert_unchanged, chat
 
 from lumenbox.models import cache
@@ -109,21 +122,51 @@ def test_exact_mode_that_cannot_be_proved(shared_box: Box) -> None:
     assert_refused(Box("--exact", "on", "--page-size", "10"), "--exact on")
 
 
+# -- while it loads --------------------------------------------------------------------------------------------------
+
+
+def test_verbs_about_workers_are_refused_until_there_are_some() -> None:
+    """The model cannot be loaded before the fork server wakes up, so every verb comes at such a moment."""
+    box = Box()
+    try:
+        wait_until(lambda: runs_in(box.run_dir) or box.process.poll() is not None, "the control socket")
+        server = box.fork_server()
+        os.kill(server, signal.SIGSTOP)
+        try:
+            wait_until(lambda: stat_fields(server)[0] == "T", "a stopped fork server")
+            assert descendants(server) == set(), "nothing is loaded yet"
+            for words in (("restart", "0"), ("chaos", "kill", "1"), ("drain", "0"), ("upgrade",)):
+                refused = cli(*words, "--run-dir", str(box.run_dir))
+                assert (refused.returncode, refused.stdout) == (1, ""), words
+                assert len(refused.stderr.splitlines()) == 1 and "loading" in refused.stderr
+        finally:
+            os.kill(server, signal.SIGCONT)
+        box.ready()
+        assert box.incarnations() == [1, 1]
+        assert set(filter(is_alive, descendants(box.pid))) == {server, *box.pids()}
+        assert box.stream(chat(max_tokens=8)).is_whole
+    finally:
+        box.stop()
+
+
 # -- the restart budget ----------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_never_comes_up_is_quarantined_while_the_other_serves() -> None:
-    box = Box(env={"LUMENBOX_FAULT": "exit0_at_start:0"})
-    try:
-        wait_until(lambda: "quarantined" in box.log() or box.process.poll() is not None, "the quarantine")
+    """The box is ready then, and ends like any other."""
+    with running(env={"LUMENBOX_FAULT": "exit0_at_start:0"}) as box:
+        assert " workers=1/2 " in box.out.read_text()
         state = box.state()
         assert [row["state"] for row in state["workers"]] == ["quarantined", "ready"]
         assert state["state"] == "degraded"
-        assert box.stream(LONG).is_whole
         assert box.request("GET", "/health").status == 200
         assert [e["worker"] for e in box.events() if e["kind"] == "quarantine"] == [0]
-    finally:
-        box.stop()
+        assert [e["cause"] for e in box.events() if e["kind"] == "recovery"] == ["exit"] * 3
+        clients = Clients(box, [LONG]).flowing()
+        box.signal(signal.SIGTERM)
+        (answer,) = clients.join()
+        assert answer.is_whole and answer.recoveries == 0
+        assert box.ended() == 0
 
 
 def test_a_box_without_any_worker_ends() -> None:
@@ -132,6 +175,7 @@ def test_a_box_without_any_worker_ends() -> None:
         assert box.ended() == 1
         last = box.log().splitlines()[-1]
         assert last.startswith("lumenbox: ") and "quarantined" in last
+        assert box.log().count("lost (exit)") == box.log().count("lost (") == 6, "each is judged by its exit code"
         assert "Traceback" not in box.log()
     finally:
         box.stop()
@@ -154,6 +198,10 @@ def test_a_poisonous_request_costs_two_deaths_and_no_bystander() -> None:
         assert box.whole().state()["counters"]["worker_deaths"] == 2
         streamed = box.stream(chat("ZZPOISONZZ", 4))
         assert streamed.error["code"] == "worker_died" and streamed.clean and not streamed.done
+        for _ in range(4):  # a worker each, and no other request that would speak for them
+            reply = box.whole().request("POST", "/v1/chat/completions", chat("a ZZPOISONZZ b", 4))
+            assert reply.status == 500 and reply.json["error"]["code"] == "worker_died"
+            assert "quarantine" not in {event["kind"] for event in box.events()}
         assert box.whole().idle().stream(LONG).outcome == wanted.outcome
 
 
@@ -189,6 +237,8 @@ def test_dead_workers_stay_dead_if_so_told() -> None:
         assert box.request("GET", "/v1/models").status == box.request("GET", "/live").status == 200
         assert box.request("POST", "/v1/chat/completions", LONG).status == 503
         assert box.incarnations() == [2, 2] and set(box.pids()) == {None}
+        assert box.steer("restart", worker=0) == {"worker": 0, "state": "ready"}
+        assert box.stream(LONG).outcome == wanted.outcome
 
 
 # -- a tight box -----------------------------------------------------------------------------------------------------
