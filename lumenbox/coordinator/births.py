@@ -43,6 +43,7 @@ async def load_weights(server: ForkServer, config: BoxConfig) -> tuple[LoadRepor
         except ForkServerGone:
             raise StartupError("the fork server died while starting; see the logs in the run directory") from None
         finally:
+            ours.shutdown(socket.SHUT_RDWR)  # a thread that still waits in it for a loader that hangs wakes up
             os.close(log_fd)
             if "child" in locals():
                 os.close(child.pidfd)

@@ -105,9 +105,10 @@ class ForkServer:
         return True
 
     def _fork(self, order: frames.Fork, fds: list[int]) -> None:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(order, fds)
+            self._become(order, fds, parent)
         try:
             pidfd = os.pidfd_open(pid)  # nobody else reaps, so the number is still this child's
         except OSError:
@@ -125,11 +126,10 @@ class ForkServer:
                 return
             self.send(frames.Exited(self._tokens.pop(pid), pid, os.waitstatus_to_exitcode(status)))
 
-    def _become(self, order: frames.Fork, fds: list[int]) -> None:
+    def _become(self, order: frames.Fork, fds: list[int], parent: int) -> None:
         """In the child: shed everything of the server's, play the role, and never return."""
         code = 1
         try:
-            parent = os.getppid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             process.die_with_parent(parent)
