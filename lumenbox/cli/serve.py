@@ -192,9 +192,9 @@ class _Run:
         if box.ended.done():
             told.cancel()
             raise StartupError(box.ended.result().why)
-        signum = told.result()
+        signum, was_ready = told.result(), starting.done()
         code = await self._drain(box, signum) if box.core.state.has_served else 0
-        return code if starting.done() or signum == verbs.NOW else SIGNAL_EXIT + signum
+        return code if was_ready or signum == verbs.NOW else SIGNAL_EXIT + signum
 
     async def _drain(self, box: Box, signum: int) -> int:
         """Let running requests finish, up to the deadline or a second signal."""

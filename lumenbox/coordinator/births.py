@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,20 +52,24 @@ async def load_weights(server: ForkServer, config: BoxConfig) -> tuple[LoadRepor
 
 def _receive_load(sock: socket.socket) -> tuple[LoadReport, int]:
     flag, fds, _, _ = socket.recv_fds(sock, 1, 1)
-    splitter = stream.Splitter()
-    messages: list[bytes] = []
-    while not messages and (data := sock.recv(1 << 20)):
-        messages = splitter.feed(data)
-    if flag == b"!" and messages:
-        raise ModelError(messages[0].decode())
-    if not messages or not fds:
-        raise ModelError("the loader died before it was done; its log is loader.log in the run directory")
-    os.set_inheritable(fds[0], False)
-    try:
-        return msgspec.msgpack.decode(messages[0], type=LoadReport), fds[0]
-    except msgspec.ValidationError:
-        os.close(fds[0])
-        raise StartupError("the code on disk has another loader than this coordinator knows; restart the box") from None
+    with ExitStack() as unwanted:
+        for fd in fds:
+            unwanted.callback(os.close, fd)
+        splitter = stream.Splitter()
+        messages: list[bytes] = []
+        while not messages and (data := sock.recv(1 << 20)):
+            messages = splitter.feed(data)
+        if flag == b"!" and messages:
+            raise ModelError(messages[0].decode())
+        if not messages or not fds:
+            raise ModelError("the loader died before it was done; its log is loader.log in the run directory")
+        try:
+            report = msgspec.msgpack.decode(messages[0], type=LoadReport)
+        except msgspec.DecodeError:
+            raise StartupError("the code on disk has another loader than this coordinator knows; restart it") from None
+        os.set_inheritable(fds[0], False)
+        unwanted.pop_all()
+    return report, fds[0]
 
 
 def num_pages(config: BoxConfig, facts: ModelFacts, report: LoadReport) -> int:

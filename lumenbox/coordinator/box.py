@@ -91,7 +91,8 @@ class Box:
         self._new_fork_server = new_fork_server
         self._environment: dict[str, str] = {}
         self._has_given_up = False
-        self._oom_kills = sizing.oom_kills()
+        self._oom_kills = self._oom_kills_before = sizing.oom_kills()
+        """Those accounted for, and those that there were a beat ago: a worker's death is noticed within that time."""
         self._old_servers: list[ForkServer] = []
         """That an upgrade is about to replace, or could not wholly."""
         self._cold_deaths = 0  # of fork servers before they were warm, one after the other
@@ -493,6 +494,8 @@ class Box:
         link.read_out()
         fenced = time.monotonic()
         cause, own_making = await self._judge(link, command.cause, innocent, found)
+        if link.is_garbled:
+            cause, own_making = "exit", True
         if slot.device_lost:
             cause, own_making = "device_lost", False
         slot.link = None
@@ -524,9 +527,11 @@ class Box:
         return "exit", True
 
     def _memory_ran_out(self) -> bool:
-        """Whether the cgroup's out-of-memory killer has struck since we last looked."""
-        before, self._oom_kills = self._oom_kills, sizing.oom_kills()
-        return self._oom_kills > before
+        """Whether the cgroup's out-of-memory killer has struck, and no other death accounts for it."""
+        if sizing.oom_kills() <= self._oom_kills:
+            return False
+        self._oom_kills += 1
+        return True
 
     def _settle(self, slot: Slot, command: c.Fence, cause: str, own_making: bool) -> c.Planned:
         assert self.report is not None
@@ -655,10 +660,10 @@ class Box:
             raise
         self._old_servers.append(self._fork_server)
         retired = list(self._old_servers)
+        self._environment = environment
         self._fork_server, new.on_death = new, self._server_died
         if not new.alive:
             self._server_died(new)
-        self._environment = environment
         self._adopt_weights(report, weight_fd)
         for worker in sorted(self.core.state.workers):
             await self.renew(worker, "upgrade")
@@ -695,10 +700,13 @@ class Box:
         self._has_given_up = True
         for rid in list(self.ledger.entries):
             self._end_stream(rid, "worker_lost")
+            self.tell(e.ClientGone(time.monotonic(), rid))
 
     def beat(self) -> None:
-        """Once a second: keep silent streams alive, and count whom else memory cost their lives."""
-        self._oom_kills = sizing.oom_kills()
+        """Once a second: keep silent streams alive, and forget whom else memory cost their lives."""
+        if not any(worker.phase == WorkerPhase.SUSPECT for worker in self.core.state.workers.values()):
+            self._oom_kills = max(self._oom_kills, self._oom_kills_before)
+            self._oom_kills_before = sizing.oom_kills()
         now = time.monotonic()
         for stream in set(self._streams.values()):
             stream.beat(now)

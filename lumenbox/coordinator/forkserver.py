@@ -79,16 +79,6 @@ class ForkServer:
         ANSWER_DEADLINE_S is killed: it hangs, and nothing can be born any more.
         """
         await asyncio.shield(self.warm)
-        try:
-            async with asyncio.timeout(ANSWER_DEADLINE_S):
-                return await self._fork(role, fds, spec)
-        except TimeoutError:
-            if self.alive:
-                self._process.kill()
-                self._died()
-            raise ForkServerGone from None
-
-    async def _fork(self, role: str, fds: list[int], spec: dict[str, Any]) -> Child:
         if not self.alive:
             raise ForkServerGone
         self._next_token += 1
@@ -99,12 +89,21 @@ class ForkServer:
             socket.send_fds(self._sock, [frames.encode(frames.Fork(token, role, spec))], fds)
         except (BrokenPipeError, ConnectionResetError):
             self._died()
+        except OSError:
+            del self._forked[token]
+            raise
         try:
-            return await answer
+            await asyncio.wait([answer], timeout=ANSWER_DEADLINE_S)
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
+            if not answer.cancel() and answer.exception() is None:
                 os.close(answer.result().pidfd)  # it came in the turn in which we were told to stop waiting
             raise
+        if not answer.done():
+            self._read()  # the pause may have been our own
+        if not answer.done():
+            self._process.kill()
+            self._died()
+        return answer.result()
 
     def close(self) -> None:
         """End it: its children are killed with it."""

@@ -68,7 +68,9 @@ class WorkerLink:
         self._on_frame, self._on_exit = on_frame, on_exit
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = self._loop.create_future()
-        self._closed = self._is_garbled = False
+        self.is_garbled = False
+        """It has sent what is no frame. Nothing is known of it and of its pool from then on."""
+        self._closed = False
         self._stat_file = os.open(f"/proc/{child.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._loop.add_reader(sock.fileno(), self._read)
         self._loop.add_reader(child.pidfd, self._pidfd_ready)
@@ -112,7 +114,7 @@ class WorkerLink:
 
     def _receive(self) -> str:
         """Take what is in the socket once: `more`, `empty` or `eof`. Nothing counts that comes behind garbage."""
-        if self._is_garbled:
+        if self.is_garbled:
             return "eof"
         try:
             data = self._sock.recv(_READ_BYTES)
@@ -125,15 +127,17 @@ class WorkerLink:
         self.last_heard = time.monotonic()
         whole: list[frames.FromWorker] = []
         try:
-            for message in self._splitter.feed(data):
-                whole.append(_decode(message))
+            while messages := self._splitter.feed(data):
+                for message in messages:
+                    whole.append(_decode(message))
+                data = b""
         except (ValueError, msgspec.DecodeError):
-            self._is_garbled = True
+            self.is_garbled = True
         for frame in whole:
             self._on_frame(self, frame)
-        if self._is_garbled:
+        if self.is_garbled:
             self._on_exit(self, "garbage")
-        return "eof" if self._is_garbled else "more"
+        return "eof" if self.is_garbled else "more"
 
     def read_out(self) -> None:
         """After the fence: every whole frame that is in the socket counts (DESIGN §5.3)."""

@@ -198,8 +198,12 @@ class BatchScheduler:
     def next_restore(self) -> Sequence | None:
         """The waiting request with the fewest sealed pages to load; None while it would only wait with them for a seat.
 
-        Until it starts, its pages are prefix cache that others may evict.
+        Until it starts, its pages are prefix cache that others may evict. One that has been overtaken so often that
+        nobody may start before it goes first, or nobody would ever start.
         """
+        barring = next((seq for seq in self.waiting if seq.crcs and seq.overtaken >= OVERTAKES), None)
+        if barring is not None and len(self.running) < self.max_num_seqs:
+            return barring
         if len(self.running) + sum(seq.is_loaded for seq in self.waiting) >= self.max_num_seqs:
             return None
         return min((s for s in self.waiting if s.crcs), key=lambda s: (len(s.crcs), s.rid), default=None)

@@ -111,10 +111,7 @@ class Core:
         if not self._serving():
             if not self.state.has_served:
                 return "loading"
-            coming = {WorkerPhase.STARTING, WorkerPhase.LOADING, WorkerPhase.SUSPECT}
-            if self.state.config.respawn:
-                coming.add(WorkerPhase.DEAD)  # it waits out its back-off
-            if not any(w.phase in coming for w in self.state.workers.values()):
+            if not self._is_hopeful():
                 return "no_worker"
         if self.num_waiting + count > self.state.config.max_queue:
             return "queue_full"
@@ -154,7 +151,7 @@ class Core:
     def _restore_begins(self, worker: Worker, request: Request) -> None:
         """It seals nothing meanwhile: who waits for a page to be sealed there waits no longer."""
         self.checkpoints.restore_begins(worker, request, self._now)
-        for req in worker.requests:
+        for req in worker.requests if worker.is_held_back else ():
             if self.state.requests[req].follows:
                 self._move_out(self.state.requests[req])
 
@@ -239,6 +236,7 @@ class Core:
         worker.free_pages = event.free_pages
         worker.context_tokens = event.context_tokens
         worker.committed_steps += 1
+        self.state.has_stepped = True
         if worker.early_deaths:
             worker.early_deaths = []
         for req, pages in event.page_crossings:
@@ -347,11 +345,12 @@ class Core:
     def _rebirth_delay_s(self, worker: Worker, event: e.Settled, guilty: list[Request]) -> float | None:
         """Seconds until the next incarnation may start; None if there is to be none.
 
-        What a guilty request did says nothing against the slots, unless it was one and the same slot both times.
+        What a guilty request did says nothing against the slots, unless it was one and the same slot both times, or no
+        worker has ever done a step: then what they have in common is broken.
         """
         if not self.state.config.respawn and event.cause not in PLANNED_CAUSES and not worker.renewal:
             return None
-        firsts = [request.suspect for request in guilty if request.suspect is not None]
+        firsts = [request.suspect for request in guilty if request.suspect is not None and self.state.has_stepped]
         for slot, at in firsts:
             before = self.state.workers[slot]
             before.early_deaths = [t for t in before.early_deaths if t != at]
@@ -439,12 +438,11 @@ class Core:
         self._forget(req)
 
     def _is_hopeful(self) -> bool:
-        """Whether any slot serves or will."""
-        return any(
-            w.phase not in (WorkerPhase.QUARANTINED, WorkerPhase.STOPPED)
-            and (w.phase != WorkerPhase.DEAD or self.state.config.respawn)
-            for w in self.state.workers.values()
-        )
+        """Whether any slot serves, or will without being told to."""
+        hopeful = {*SERVING, WorkerPhase.STARTING, WorkerPhase.LOADING, WorkerPhase.SUSPECT}
+        if self.state.config.respawn:
+            hopeful.add(WorkerPhase.DEAD)  # it waits out its back-off
+        return any(worker.phase in hopeful for worker in self.state.workers.values())
 
     def _give_up(self) -> None:
         """No worker will come back: end what is held, and the box too if every slot is quarantined."""
@@ -565,7 +563,7 @@ class Core:
         if not event.pages:
             request.heir = -1
             self._lost_heir(request)
-        elif self.state.workers[request.worker].restoring or not self.checkpoints.is_sealing(request):
+        elif self.state.workers[request.worker].is_held_back or not self.checkpoints.is_sealing(request):
             self._move_out(request)
         else:
             request.follows = True

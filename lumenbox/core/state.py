@@ -240,6 +240,8 @@ class CoreState(msgspec.Struct):
     opinion of its own, and one that had a bad moment would never get work again."""
     has_served: bool = False
     """Some worker was ready once: from then on a box without workers holds requests instead of refusing them."""
+    has_stepped: bool = False
+    """Some worker has done a step once: the model, the driver and the code are not what is broken."""
     closing: bool = False
     deaths: int = 0
     birth_s: float = 1.0

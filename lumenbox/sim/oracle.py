@@ -107,6 +107,7 @@ class Oracle:
 
 
 def hope(state: CoreState) -> bool:
-    """Whether some slot serves or will serve again."""
-    lost = {WorkerPhase.QUARANTINED, WorkerPhase.STOPPED} | (set() if state.config.respawn else {WorkerPhase.DEAD})
+    """Whether some slot serves or will serve again by itself."""
+    lost = {WorkerPhase.QUARANTINED, WorkerPhase.STOPPED, WorkerPhase.DRAINING, WorkerPhase.DRAINED}
+    lost |= set() if state.config.respawn else {WorkerPhase.DEAD}
     return any(worker.phase not in lost for worker in state.workers.values())

@@ -23,12 +23,15 @@ class Splitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """Add bytes; return the messages that are whole now. Raises ValueError on an absurd length."""
+        """Add bytes; return the messages that are whole now. Raises ValueError on an absurd length, once it has handed
+        over what is whole before it: feed nothing to hear of it."""
         self._buffer += data
         messages: list[bytes] = []
         position = 0
         while len(self._buffer) - position >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, position)
+            if length > MAX_MESSAGE and messages:
+                break
             if length > MAX_MESSAGE:
                 raise ValueError(f"a message of {length} bytes")
             if len(self._buffer) - position < HEADER.size + length:

@@ -14,7 +14,7 @@ from lumenbox.worker.copier import Copier, Copy
 from lumenbox.worker.faults import Faults
 
 RESTORE_SLICE_S = 0.02
-"""For so long at a time the running requests wait while pages of another are loaded."""
+"""For so long at a time the running requests wait at least while pages of another are loaded."""
 
 
 @dataclass(slots=True)
@@ -105,9 +105,12 @@ class KvCheckpoints:
                 news.sealed.append((done.copy.rid, done.copy.epoch, done.copy.index, done.crc))
         return news
 
-    def restore_some(self, scheduler: BatchScheduler) -> None:
-        """Load pages of requests that wait for them, for about as long as the running ones can be kept waiting."""
-        until = time.monotonic() + RESTORE_SLICE_S
+    def restore_some(self, scheduler: BatchScheduler, step_s: float) -> None:
+        """Load pages of requests that wait for them, for about as long as the last step of the running ones took.
+
+        So nobody waits more than twice as long as if the other were not there.
+        """
+        until = time.monotonic() + max(RESTORE_SLICE_S, step_s)
         while self._loading is not None or self._begin_restore(scheduler):
             self._load(scheduler, until)
             if time.monotonic() >= until:

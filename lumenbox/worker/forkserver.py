@@ -96,15 +96,20 @@ class ForkServer:
             return False
         order = msgspec.msgpack.decode(data, type=frames.Fork)
         try:
-            self._fork(order, fds)
+            pid, pidfd = self._fork(order, fds)
         except OSError as error:
             self.send(frames.NotForked(order.token, os.strerror(error.errno or 0)))
+            return True
         finally:
             for fd in fds:
                 os.close(fd)
+        self._tokens[pid] = order.token
+        self.send(frames.Forked(order.token, pid), [pidfd])
+        os.close(pidfd)
         return True
 
-    def _fork(self, order: frames.Fork, fds: list[int]) -> None:
+    def _fork(self, order: frames.Fork, fds: list[int]) -> tuple[int, int]:
+        """(pid, pidfd) of a child."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -115,9 +120,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._tokens[pid] = order.token
-        self.send(frames.Forked(order.token, pid), [pidfd])
-        os.close(pidfd)
+        return pid, pidfd
 
     def _reap(self) -> None:
         while self._tokens:

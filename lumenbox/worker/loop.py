@@ -81,7 +81,7 @@ class WorkerLoop:
         )
         self._model = StepModel()
         self._pid, self._tid = os.getpid(), threading.get_native_id()
-        self._step = 0
+        self._step, self._step_s = 0, 0.0
         self._preemptions = 0
         self._slow_factor = faults.slow_factor
         self._stopping = False
@@ -105,7 +105,7 @@ class WorkerLoop:
                 return 0
             if self._scheduler.has_dropped:
                 self._send_news()  # whoever takes over may begin now, and not a step later
-            self._checkpoints.restore_some(self._scheduler)
+            self._checkpoints.restore_some(self._scheduler, self._step_s)
             self._advance()
             idle = self._scheduler.idle and not self._scheduler.has_news and not self._checkpoints.has_news
             if idle:
@@ -163,6 +163,7 @@ class WorkerLoop:
             self._faults.at("prefill_chunk_done")
         ended_ns, ended_waited_ns = time.monotonic_ns(), self._waited_ns()
         seconds = (ended_ns - started_ns - (ended_waited_ns - waited_ns)) / 1e9
+        self._step_s = seconds
         self._model.observe(shape, seconds)
         self._status.write(Phase.SEND, self._step, ended_ns, ended_waited_ns)
         self._send(self._frame(shape, started_ns, seconds, self._scheduler.report()))

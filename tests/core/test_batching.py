@@ -166,6 +166,25 @@ def test_a_big_restore_is_overtaken_by_so_many_and_no_more() -> None:
     rig.check_answers()
 
 
+@pytest.mark.parametrize(("seats", "restores"), [(2, 3), (8, 48), (64, 100)])
+def test_however_many_are_restored_none_bars_the_way_for_ever(seats: int, restores: int) -> None:
+    """The longest is passed over by the shorter ones, until nobody may start before it."""
+    rig = Rig(num_pages=2000, max_num_seqs=seats, token_budget=128, max_model_len=300)
+    for number in range(seats):
+        rig.arrive([number + 1] * 4, max_tokens=5 + 3 * (number % 5))
+    rig.step()
+    rig.arrive([2] * 241, max_tokens=3, sealed=60)
+    for number in range(restores - 1):
+        sealed = 5 + number % 15
+        rig.arrive([100 + number] * (PAGE * sealed + 1), max_tokens=3 + number % 7, sealed=sealed)
+    for _ in range(2000):
+        rig.restore()
+        if rig.step() is None:
+            break
+    assert rig.scheduler.idle
+    rig.check_answers()
+
+
 def test_pages_are_loaded_for_those_that_have_a_seat() -> None:
     """Else they would lie about as prefix cache, and be evicted before their request starts."""
     rig = Rig(num_pages=30, max_num_seqs=2)

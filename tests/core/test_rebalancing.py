@@ -95,7 +95,7 @@ def test_a_request_follows_with_its_next_page_unless_none_is_sealed_now(holds_ba
         core.state.workers[1].phase = WorkerPhase.READY
         core.handle(e.StepCommitted(1.0, 1, 2, number, 1, 0, 100, 0.012, 900))
     if holds_back:
-        core.state.workers[0].restoring[3] = 0
+        core.state.workers[0].restoring[3], core.state.workers[0].is_held_back = 0, True
     leave = [c.MoveOut(0, 0, 0)]
     answer = core.handle(e.RestoreDone(1.0, 1, 0, 0, 63, 1000, 0.01))
     assert answer == (leave if holds_back else [c.SetTimer("follow:0", 1.0 + FOLLOW_S)])

@@ -53,7 +53,7 @@ TO_WORKER = [
     frames.Stop(),
 ]
 FROM_WORKER = [frames.Ready(2, 100, True), frames.Failed("no\nmemory"), STEP]
-FORK_SERVER = [frames.Warm(0.5), frames.Forked(3, 4242), frames.Exited(3, 4242, -9)]
+FORK_SERVER = [frames.Warm(0.5), frames.Forked(3, 4242), frames.NotForked(3, "no"), frames.Exited(3, 4242, -9)]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def test_byte_by_byte() -> None:
     assert [message for byte in WIRE for message in splitter.feed(bytes([byte]))] == MESSAGES
 
 
+def test_what_is_whole_before_an_absurd_length_is_handed_over() -> None:
+    splitter = Splitter()
+    assert splitter.feed(pack(b"a") + HEADER.pack(MAX_MESSAGE + 1)) == [b"a"]
+    with pytest.raises(ValueError, match="a message of"):
+        splitter.feed(b"")
+
+
 def test_an_absurd_length_is_refused_before_its_bytes_come() -> None:
     with pytest.raises(ValueError, match="a message of"):
         Splitter().feed(HEADER.pack(MAX_MESSAGE + 1))

@@ -62,7 +62,7 @@ class Heir:
 
     def loads(self) -> list[tuple[int, int]]:
         """(request, pages) in the order in which they were loaded."""
-        self.checkpoints.restore_some(self.scheduler)
+        self.checkpoints.restore_some(self.scheduler, 0.0)
         return [(rid, pages) for rid, _, pages, _, _ in self.checkpoints.collect(self.scheduler).restored]
 
 
