@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lumenbox.core.batching import Batch, BatchScheduler, Restore
+from lumenbox.core.batching import Batch, BatchScheduler, Report, Restore
 from lumenbox.core.mirror import PoolMirror
 from lumenbox.core.pages import page_hashes
 from lumenbox.core.requests import Sampled, SamplingParams
@@ -137,7 +137,18 @@ class MortalCopier(Copier):
 
 
 class StrictScheduler(BatchScheduler):
-    """Holds a restore to its word: the pages that it says are there are there."""
+    """Holds a restore to its word, that pages are there, and lets no page become free between two frames."""
+
+    _were_free: set[int] | None = None
+
+    def report(self) -> Report:
+        were_free = self._were_free
+        assert were_free is None or were_free.issuperset(self.pool._free), "pages are free, and no frame has told"
+        return super().report()
+
+    def sent(self) -> None:
+        super().sent()
+        self._were_free = set(self.pool._free)
 
     def end_restore(self, restore: Restore, good: int) -> int:
         pages = super().end_restore(restore, good)
@@ -236,6 +247,7 @@ class Worker:
         if self.life.over.is_set() or (self.link.is_blocked and not self.inbox):
             return
         commands, self.inbox = self.inbox, []
+        self.loop._step_s = 0.0  # a slice of a restore is as short as RESTORE_SLICE_S has it, not as the last step was
         try:
             self.loop.run(commands)
         except TurnOver:
@@ -430,7 +442,7 @@ class World:
         """Its slots but for the first are free when their writer is quiet."""
         gone, asked.slots, asked.sealed = asked.slots[keep:], asked.slots[:keep], min(asked.sealed, keep)
         if gone:
-            assert asked.key not in self._unquiet
+            assert asked.key not in self._unquiet, f"slots of {asked} are dropped twice"
             self._unquiet[asked.key] = gone
 
     def _quiet(self, key: Key) -> None:
@@ -552,9 +564,9 @@ class World:
         assert not (loads and worker.link.is_blocked), "a worker sleeps over pages that it was asked for"
 
     def _check_rest(self) -> None:
-        assert not self._loading
-        assert sorted(self._free) == list(range(SLOTS))
+        assert not self._loading, "pages were asked for, and no word came back"
+        assert sorted(self._free) == list(range(SLOTS)), "slots are left over"
         for worker in self.workers:
             pool = worker.loop._scheduler.pool
-            assert (pool.num_free + pool.num_cached, worker.mirror.tables) == (pool.num_pages, {})
-            assert worker.mirror.hashes == pool._hash_of
+            assert pool.num_free + pool.num_cached == pool.num_pages, "pages are left over"
+            assert (worker.mirror.tables, worker.mirror.hashes) == ({}, pool._hash_of), "the mirror is wrong"

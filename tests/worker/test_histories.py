@@ -12,6 +12,7 @@ import pytest
 from histories import World
 
 from lumenbox.wire import frames
+from lumenbox.worker.copier import Copy
 
 SEEDS = 100
 
@@ -60,6 +61,17 @@ class Confused(histories.SlowArena):
         return crc
 
 
+class Hasty(histories.MortalCopier):
+    """Does not wait for the copy that is being written."""
+
+    def forget(self, rid: int) -> list[Copy]:
+        with self._change:
+            writing, self._writing = self._writing, None
+            dropped = super().forget(rid)
+            self._writing = writing
+            return dropped
+
+
 class Buffered(histories.FakeLink):
     """Says that a frame is sent, so that its pages are used again, while only the one before it is."""
 
@@ -78,6 +90,12 @@ class Buffered(histories.FakeLink):
 def test_another_page_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "SlowArena", Confused)
     with pytest.raises(AssertionError, match="foreign"):
+        play_all(monkeypatch)
+
+
+def test_a_copy_that_outlasts_its_request_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "MortalCopier", Hasty)
+    with pytest.raises(AssertionError):  # what it spoils first, a slot or a page, is a matter of timing
         play_all(monkeypatch)
 
 
