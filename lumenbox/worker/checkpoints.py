@@ -176,7 +176,7 @@ class KvCheckpoints:
     def _release(self, scheduler: BatchScheduler, rid: int, epoch: int) -> None:
         self.forget(scheduler, rid)
         if self._loading is not None and self._loading.is_of(rid, epoch):
-            self._end_loading(scheduler)  # the slots may be another's before the next page is read
+            self._end_loading(scheduler)  # before its checksums go, and the slots may be another's
         if (seq := scheduler.find(rid, epoch)) is not None:
             if seq.crcs:
                 self._tell_restored(seq)
