@@ -108,7 +108,7 @@ class KvCheckpoints:
     def restore_some(self, scheduler: BatchScheduler, step_s: float) -> None:
         """Load pages of requests that wait for them, for about as long as the last step of the running ones took.
 
-        So nobody waits more than twice as long as if the other were not there.
+        So neither waits more than twice as long as without the other, unless steps are shorter than RESTORE_SLICE_S.
         """
         until = time.monotonic() + max(RESTORE_SLICE_S, step_s)
         while self._loading is not None or self._begin_restore(scheduler):
